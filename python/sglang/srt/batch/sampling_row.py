@@ -1,0 +1,53 @@
+"""Owns what the sampler must know about one running sequence: its parameters, its seed and the ids it has produced.
+
+Held by a request for its whole life (also across a retraction), handed to the sampler in every forward batch. It must not hold tensors:
+penalties and the random stream are derived from the request's own output ids, so no batch change can disturb them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+
+class SamplingRow:
+    """Per-sequence sampling state.
+
+    `counts` maps each output token id to how often it was produced (frequency, presence and repetition penalties look at output tokens
+    only). `num_output` is the position in the random stream: the draw for output token i is a pure function of (`seed`, i).
+    `end_ids` are the ids that end the sequence (EOS and stop ids; empty of EOS with ignore_eos); they are suppressed until
+    `min_new_tokens` tokens exist.
+    """
+
+    __slots__ = ("counts", "end_ids", "num_output", "params", "seed")
+
+    def __init__(self, params: SamplingParams, seed: int, end_ids: Iterable[int]) -> None:
+        self.params = params
+        self.seed = seed
+        self.end_ids = frozenset(end_ids)
+        self.counts: dict[int, int] = {}
+        self.num_output = 0
+
+    def append(self, token_id: int) -> None:
+        """Record one produced token."""
+        self.counts[token_id] = self.counts.get(token_id, 0) + 1
+        self.num_output += 1
+
+    @property
+    def suppresses_end(self) -> bool:
+        """True while `min_new_tokens` is not reached, so that no end id may be drawn."""
+        return self.num_output < self.params.min_new_tokens
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """True when the draw is the argmax of the raw logits: no penalty, bias or suppression applies."""
+        p = self.params
+        return (
+            p.is_greedy
+            and not p.logit_bias
+            and p.frequency_penalty == 0.0
+            and p.presence_penalty == 0.0
+            and p.repetition_penalty == 1.0
+            and not self.suppresses_end
+        )

@@ -1,0 +1,1 @@
+"""Parts of models: linears, norms, attention and its back ends, the sampler."""

@@ -1,0 +1,1 @@
+"""Attention back ends, reached through their registry."""

@@ -1,0 +1,79 @@
+"""Owns the seam between attention and everything else: the back end, the page layout it chooses, and the pool as it sees it.
+
+Read by models (through `RadixAttention`), the KV pool and the model runner. It must not import `mem_cache`: the pool arrives as a
+protocol. Nobody but the back end may assume how a token's keys and values lie in a page.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from sglang.srt.batch.forward_batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one rank caches per token: its own share of heads, for all its layers."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVLayout(Protocol):
+    """How a back end lays out pages. The pool only counts pages; it never indexes into what `allocate` returns."""
+
+    def allocate(self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device) -> list[Any]:
+        """Storage for `num_pages` pages of `page_size` tokens: one opaque object per layer."""
+        ...
+
+
+class KVPool(Protocol):
+    """The pool as a back end sees it: slot s lies in page `s // page_size` at offset `s % page_size`."""
+
+    page_size: int
+    spec: KVSpec
+
+    def layer(self, layer_id: int) -> Any:
+        """The object that this back end's layout made for the layer."""
+        ...
+
+
+class AttentionLayer(Protocol):
+    """What a back end reads of the layer that calls it."""
+
+    layer_id: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scaling: float
+
+
+class AttentionBackend(ABC):
+    """Plan once per batch, run once per layer."""
+
+    kv_layout: KVLayout
+
+    @abstractmethod
+    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+        """Plan: everything that depends on the batch alone, computed once before the first layer."""
+
+    @abstractmethod
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """Run: store k, v of the new tokens, attend, return [num_tokens, num_heads * head_dim].
+
+        q is [num_tokens, num_heads, head_dim], k and v are [num_tokens, num_kv_heads, head_dim].
+        """

@@ -1,0 +1,43 @@
+"""Owns the native generate request as the doors hand it over: one prompt or a batch, not yet tokenized.
+
+Built by /generate, the OpenAI routes and the Engine; read by the tokenizer manager, which normalises it into single requests.
+It must not cross a process border and must not know about HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class GenerateReqInput(msgspec.Struct, kw_only=True):
+    """A native request. Exactly one of `text` and `input_ids` is given; a list of them makes a batch.
+
+    In a batch every per-request field may be a list of the batch's length or one value for all. `sampling_params` holds the client's raw
+    mapping (or a list of them); it is checked once, by the tokenizer manager, through `SamplingParams.from_request`.
+    """
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    stream: bool = False
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: int | list[int] = -1
+    top_logprobs_num: int | list[int] = 0
+    token_ids_logprob: list[int] | list[list[int]] | None = None
+    return_text_in_logprobs: bool = False
+    return_prompt_token_ids: bool = False
+    priority: int | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
+    routed_dp_rank: int | None = None
+    no_logs: bool = False
+
+    @property
+    def is_batch(self) -> bool:
+        """True when the answer is a list: a list of texts, or a list of id lists."""
+        if self.text is not None:
+            return isinstance(self.text, list)
+        return bool(self.input_ids) and isinstance(self.input_ids[0], list)

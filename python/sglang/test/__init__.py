@@ -1,0 +1,1 @@
+"""Helpers that tests import; nothing in the engine imports them."""

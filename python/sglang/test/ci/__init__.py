@@ -1,0 +1,1 @@
+"""Self-registration of test files."""

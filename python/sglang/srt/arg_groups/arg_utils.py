@@ -1,0 +1,171 @@
+"""The words a configuration field is declared with, and how a declaration is read back.
+
+Read by ``fields/*`` (which declare), ``server_args`` (record), ``cli`` (parser), the context (bags) and the docs.
+Must not know any particular field, parse a command line or decide a value.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated as A
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+import msgspec
+
+__all__ = ["A", "Arg", "Derived", "Input", "Leaf", "NS", "Namespace", "REQUIRED", "Served", "leaves_of", "derived_of"]
+
+REQUIRED: Final = msgspec.NODEFAULT
+
+#: True: every value works. False: only the default. A tuple: these values (beside the default).
+Served = bool | tuple[object, ...]
+
+Kind = Literal["switch", "toggle", "int", "float", "str", "list", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class NS:
+    """Where a leaf lives in the published context: ``NS("exec.kernel")`` is ``get_exec().kernel``."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arg:
+    """Everything about one field except its name, type and default."""
+
+    help: str
+    #: Resolution may set it when the operator did not.
+    resolvable: bool = False
+    #: Option string in place of ``--field-name``; None: not on the command line at all.
+    cli: str | None = ""
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str | int, ...] | None = None
+    #: Which values this build can run; everything else is refused at the door.
+    served: Served = False
+    #: What to do in place of an unserved value, as the end of a sentence.
+    instead: str = ""
+    #: Set when the spelling is on its way out: what to write in its place.
+    deprecated: str = ""
+    #: Never shown by information routes or logs.
+    secret: bool = False
+    #: Accepts 1k / 1Ki style numbers.
+    human_int: bool = False
+    #: Smallest legal number.
+    at_least: float | None = None
+    #: Extra legal number below ``at_least`` (for instance -1 for "off").
+    or_exactly: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A published value that no flag sets. ``compute`` takes the inputs by keyword; without it the
+    context's own derivation (``runtime_context/widths.py``) produces the whole family at once."""
+
+    help: str
+    inputs: tuple[str, ...]
+    compute: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A spelling that is no field: it sets other fields, on the command line, in YAML and as a keyword."""
+
+    name: str
+    type: type
+    help: str
+    #: (its value, the fields stated beside it) -> the fields it sets. Raises ValueError with the rule.
+    expand: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+    aliases: tuple[str, ...] = ()
+    deprecated: str = ""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (f"--{self.name.replace('_', '-')}", *self.aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One declared field, read back from its namespace class."""
+
+    name: str
+    namespace: str
+    type: Any
+    default: Any
+    arg: Arg
+    kind: Kind = field(default="str")
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+    @property
+    def flag(self) -> str:
+        """The main option string, also used to name the field in messages; empty when there is none."""
+        if self.arg.cli is None:
+            return ""
+        return self.arg.cli or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (self.flag, *self.arg.aliases) if self.flag else ()
+
+
+class Namespace:
+    """Base of a declaration class: ``class Kernel(Namespace, ns=NS("exec.kernel"))``. Never instantiated."""
+
+    NAMESPACE: str = ""
+
+    def __init_subclass__(cls, *, ns: NS) -> None:
+        cls.NAMESPACE = ns.path
+
+
+def strip_optional(tp: Any) -> tuple[Any, bool]:
+    """``int | None`` -> (int, True); ``int`` -> (int, False)."""
+    if get_origin(tp) in (Union, types.UnionType):
+        rest = [t for t in get_args(tp) if t is not type(None)]
+        if len(rest) == 1:
+            return rest[0], True
+    return tp, False
+
+
+def kind_of(tp: Any) -> Kind:
+    inner, optional = strip_optional(tp)
+    if inner is bool:
+        return "toggle" if optional else "switch"
+    if inner is int:
+        return "int"
+    if inner is float:
+        return "float"
+    if get_origin(inner) is list:
+        return "list"
+    if inner is str:
+        return "str"
+    return "json"
+
+
+def _read_annotation(owner: str, name: str, annotation: Any, namespace: str) -> tuple[Any, Arg, str]:
+    if get_origin(annotation) is not A:
+        raise TypeError(f"{owner}.{name} must be declared as A[type, Arg(...)]")
+    tp, *marks = get_args(annotation)
+    args = [mark for mark in marks if isinstance(mark, Arg)]
+    if len(args) != 1:
+        raise TypeError(f"{owner}.{name} needs exactly one Arg(...), found {len(args)}")
+    places = [mark.path for mark in marks if isinstance(mark, NS)]
+    return tp, args[0], places[0] if places else namespace
+
+
+def leaves_of(cls: type) -> dict[str, Leaf]:
+    """The annotated half of a declaration class, in order. Un-annotated attributes are not leaves."""
+    default_namespace = getattr(cls, "NAMESPACE", "")
+    found: dict[str, Leaf] = {}
+    for name, annotation in inspect.get_annotations(cls).items():
+        tp, arg, namespace = _read_annotation(cls.__name__, name, annotation, default_namespace)
+        default = vars(cls).get(name, REQUIRED)
+        found[name] = Leaf(name, namespace, tp, default, arg, kind_of(tp))
+    return found
+
+
+def derived_of(cls: type) -> dict[str, Derived]:
+    """The ``Derived`` half of a declaration class, in order."""
+    return {name: value for name, value in vars(cls).items() if isinstance(value, Derived)}

@@ -1,0 +1,37 @@
+"""Names an operator may choose from, as plain tuples.
+
+Read by the field declarations; each registry that implements such names asserts at import that it matches.
+Must not import an implementation: parsing a command line stays free of the engine.
+"""
+
+from typing import Final
+
+DTYPES: Final = ("auto", "half", "float16", "bfloat16", "float", "float32")
+KV_CACHE_DTYPES: Final = (
+    "auto", "fp8_e5m2", "fp8_e4m3", "mxfp8", "bf16", "bfloat16", "nvfp4", "fp4_mx_block16",
+)  # fmt: skip
+TOKENIZER_MODES: Final = ("auto", "slow")
+SAMPLING_DEFAULTS: Final = ("openai", "model")
+SCHEDULE_POLICIES: Final = (
+    "fcfs", "lpm", "dfs-weight", "lof", "random", "priority", "routing-key", "hrrn", "shortest-prefill-first",
+)  # fmt: skip
+RETRACTION_POLICIES: Final = ("length", "priority")
+RADIX_EVICTION_POLICIES: Final = ("lru", "lfu", "slru", "priority", "tlru")
+HICACHE_WRITE_POLICIES: Final = ("write_back", "write_through", "write_through_selective")
+LOAD_BALANCE_METHODS: Final = ("auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens")
+GRAMMAR_BACKENDS: Final = ("xgrammar", "outlines", "llguidance", "none")
+CUDA_GRAPH_BACKENDS: Final = ("full", "breakable", "disabled")
+MOE_A2A_BACKENDS: Final = (
+    "none", "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer", "megamoe", "deepep_v2",
+    "ascend_tp", "pplx", "flashinfer_megamoe",
+)  # fmt: skip
+DEEPEP_MODES: Final = ("auto", "normal", "low_latency")
+EXPERT_RECORDER_MODES: Final = ("stat", "stat_approx", "per_pass", "per_token")
+ELASTIC_EP_BACKENDS: Final = ("mooncake", "nixl")
+LORA_BACKENDS: Final = ("triton", "csgmv", "ascend", "torch_native", "triton_v2")
+LORA_EVICTION_POLICIES: Final = ("lru", "fifo")
+DISAGGREGATION_MODES: Final = ("null", "prefill", "decode")
+REMOTE_INSTANCE_BACKENDS: Final = ("nccl", "transfer_engine", "modelexpress")
+MAMBA_RADIX_CACHE_STRATEGIES: Final = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+LOG_REQUEST_FORMATS: Final = ("text", "json")

@@ -1,0 +1,23 @@
+"""Numbers and names that several floors must agree on.
+
+Read by any floor. Plain values only: nothing here imports, computes or reads the environment.
+"""
+
+from typing import Final
+
+#: Loopback bind and port of the HTTP server when nothing else is said.
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 30000
+
+#: Prefill piece on a device whose memory is unknown (CPU).
+CPU_CHUNKED_PREFILL_SIZE: Final = 4096
+
+#: Ceiling and share of available memory of the key/value pool on CPU, over all ranks of the host.
+CPU_KV_POOL_MAX_BYTES: Final = 2 << 30
+CPU_KV_POOL_SHARE: Final = 0.25
+
+#: A linear-attention scan works in blocks of this many tokens; a cached state sits on such an edge.
+LINEAR_ATTENTION_CHUNK: Final = 64
+
+#: Largest seed drawn or accepted: what every random generator in use takes.
+MAX_SEED: Final = (1 << 31) - 1

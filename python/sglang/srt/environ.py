@@ -1,0 +1,166 @@
+"""Process environment: every variable the engine reads, declared once.
+
+Read by any floor through ``envs.NAME.get()``; the value is looked up at the moment of the call.
+Must not cache, must not import anything of ours, and nothing else may read the process environment.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+__all__ = ["EnvVar", "Envs", "envs"]
+
+T = TypeVar("T")
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off", ""})
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise ValueError("use one of 1/true/yes/on or 0/false/no/off")
+
+
+class EnvVar(Generic[T]):
+    """One variable: its name is the attribute it is bound to on ``Envs``."""
+
+    def __init__(self, parse: Callable[[str], T], default: T, doc: str) -> None:
+        self._parse = parse
+        self.default = default
+        self.doc = doc
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def get(self) -> T:
+        """The value now: the environment's if set, else the declared default."""
+        text = os.environ.get(self.name)
+        if text is None:
+            return self.default
+        try:
+            return self._parse(text)
+        except ValueError as error:
+            raise ValueError(f"environment variable {self.name}={text!r} is not understood: {error}") from error
+
+    def is_set(self) -> bool:
+        return self.name in os.environ
+
+    def set(self, value: T | None) -> None:
+        """Write it for this process and the children it starts; None removes it."""
+        if value is None:
+            os.environ.pop(self.name, None)
+        elif isinstance(value, bool):
+            os.environ[self.name] = "1" if value else "0"
+        else:
+            os.environ[self.name] = str(value)
+
+    @contextmanager
+    def override(self, value: T | None) -> Iterator[None]:
+        """State another value for the length of a block (tests, child start)."""
+        before = os.environ.get(self.name)
+        self.set(value)
+        try:
+            yield
+        finally:
+            if before is None:
+                os.environ.pop(self.name, None)
+            else:
+                os.environ[self.name] = before
+
+
+def _bool(default: bool, doc: str) -> EnvVar[bool]:
+    return EnvVar(_parse_bool, default, doc)
+
+
+def _int(default: int, doc: str) -> EnvVar[int]:
+    return EnvVar(int, default, doc)
+
+
+def _opt_int(doc: str) -> EnvVar[int | None]:
+    return EnvVar[int | None](int, None, doc)
+
+
+def _float(default: float, doc: str) -> EnvVar[float]:
+    return EnvVar(float, default, doc)
+
+
+def _opt_float(doc: str) -> EnvVar[float | None]:
+    return EnvVar[float | None](float, None, doc)
+
+
+def _str(doc: str) -> EnvVar[str | None]:
+    return EnvVar[str | None](str, None, doc)
+
+
+class Envs:
+    """The whole list. Units are in the doc line; a variable absent here is never read."""
+
+    # Health and life-cycle
+    SGLANG_HEALTH_CHECK_TIMEOUT = _int(20, "seconds a health probe may wait before it answers 503")
+    SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION = _bool(True, "/health_generate really generates one token")
+    SGLANG_WARMUP_TIMEOUT = _int(-1, "seconds the start-up self-test may take; -1 means 600")
+    SGLANG_WAIT_WEIGHTS_READY_TIMEOUT = _int(120, "seconds to wait for weights pushed from outside")
+    SGLANG_TIMEOUT_KEEP_ALIVE = _int(5, "seconds an idle HTTP connection is kept")
+    SGLANG_FORCE_SHUTDOWN = _bool(False, "end at once on SIGTERM instead of draining")
+    SGLANG_IS_IN_CI = _bool(False, "set by continuous integration; shortens long defaults")
+    SGLANG_CACHE_DIR = _str("folder for caches that outlive the process")
+    SGLANG_RUNTIME_DIR = _str("folder for sockets of running servers; default is under the temporary folder")
+
+    # Requests
+    SGLANG_REQ_WAITING_TIMEOUT = _float(-1.0, "seconds a request may queue before 503; negative: no limit")
+    SGLANG_REQ_RUNNING_TIMEOUT = _float(-1.0, "seconds a request may run before 503; negative: no limit")
+    SGLANG_REQUEST_STATE_WAIT_TIMEOUT = _float(4.0, "seconds between disconnect polls of plain requests")
+    SGLANG_MAX_NEW_TOKENS_LIMIT = _opt_int("ceiling on max_new_tokens of any request")
+    SGLANG_FORCE_STREAM_INTERVAL = _int(50, "tokens between internal pushes of requests that do not stream")
+    SGLANG_DETOKENIZER_MAX_STATES = _int(65536, "detokenizer states kept at once")
+
+    # Scheduling estimates
+    SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION = _int(4096, "tokens; cap of one request's share in admission")
+    SGLANG_INIT_NEW_TOKEN_RATIO = _float(0.7, "first guess of used / allowed output tokens")
+    SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR = _float(0.14, "lower end of that guess, as a factor of the first")
+    SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS = _int(600, "decode steps from the first guess to the lower end")
+    SGLANG_RETRACT_DECODE_STEPS = _int(20, "decode steps of room kept free when requests are retracted")
+    SGLANG_GRAMMAR_POLL_INTERVAL = _float(0.005, "seconds between looks at grammars being compiled")
+
+    # Models and numbers
+    SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN = _bool(False, "permit a context above the model's own")
+    SGLANG_EXTERNAL_MODEL_PACKAGE = _str("import path of a package with further model classes")
+    SGLANG_RETURN_ORIGINAL_LOGPROB = _bool(False, "report output log-probabilities before temperature")
+    SGLANG_SIMULATE_ACC_LEN = _opt_float("pretended accept length, for speculative benchmarks only")
+    HF_HOME = _str("root of the model hub cache")
+    HF_HUB_OFFLINE = _bool(False, "never ask the model hub")
+
+    # CPU
+    SGLANG_USE_CPU_ENGINE = _bool(False, "choose the CPU engine even when a GPU is present")
+    SGLANG_CPU_OMP_THREADS_BIND = _str("core lists such as 0-15|16-31, one per tensor rank")
+    SGLANG_CPU_ISA = _str("force a CPU kernel level (scalar, avx2, avx512) in tests")
+    OMP_NUM_THREADS = _opt_int("OpenMP threads of this process")
+    OMP_WAIT_POLICY = _str("PASSIVE keeps waiting OpenMP threads from spinning")
+
+    # Cluster
+    SGLANG_HOST_IP = _str("address this machine advertises to its peers")
+    HOST_IP = _str("older name of SGLANG_HOST_IP")
+    SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT = _int(300, "seconds a decode side waits for a bootstrap answer")
+    SGLANG_DISAGGREGATION_WAITING_TIMEOUT = _int(300, "seconds a decode side waits for keys and values")
+    SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL = _float(5.0, "seconds between heartbeats to prefill servers")
+
+    # Logs, traces, profiles
+    SGLANG_TRACE_LEVEL = _int(3, "detail of request traces, 0 (none) to 3")
+    SGLANG_LOGGING_CONFIG_PATH = _str("JSON file for logging.config.dictConfig")
+    SGLANG_LOG_MS = _bool(False, "show milliseconds in log time stamps")
+    SGLANG_TORCH_PROFILER_DIR = _str("folder for profiler output")
+    DISABLE_OPENAPI_DOC = _bool(False, "do not serve /docs and /openapi.json")
+
+    @classmethod
+    def declared(cls) -> dict[str, "EnvVar[object]"]:
+        """Every variable by name, in declaration order (docs and tests walk this)."""
+        return {name: value for name, value in vars(cls).items() if isinstance(value, EnvVar)}
+
+
+envs = Envs()

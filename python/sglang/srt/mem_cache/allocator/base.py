@@ -1,0 +1,139 @@
+"""Owns the free pages and the contract of an allocator: who asks gets int64 slots or None, and gives whole pages back.
+
+Read by the request side of the cache; the two page-size cases are in `token.py` and `paged.py`. It must not evict, retract or wait: it only
+says that there is no room.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from sglang.srt.mem_cache.memory_pool import RESERVED_PAGES
+
+
+class FreePages:
+    """The set of free pages. Pages of one request are neighbours where possible; single ones are taken from the far end.
+
+    `_sorted` is ascending; `_returned` holds pages given back since it was last sorted.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.clear()
+
+    def clear(self) -> None:
+        self._sorted: np.ndarray = np.arange(RESERVED_PAGES, self.num_pages + RESERVED_PAGES, dtype=np.int64)
+        self._returned: list[np.ndarray] = []
+        self._num_free = self.num_pages
+        self._held: np.ndarray = np.zeros(self.num_pages + RESERVED_PAGES, dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return self._num_free
+
+    def take(self, count: int, *, together: bool) -> np.ndarray | None:
+        """`count` pages in ascending order, or None (then nothing is taken). `together`: one request gets them all."""
+        if count > self._num_free:
+            return None
+        if together and count > 1:
+            pages = self._take_run(count)
+        else:
+            if len(self._sorted) < count:
+                self._sort()
+            split = len(self._sorted) - count
+            pages = self._sorted[split:]
+            self._sorted = self._sorted[:split]
+        self._held[pages] = True
+        self._num_free -= count
+        return pages
+
+    def give_back(self, pages: np.ndarray) -> None:
+        if len(pages) == 0:
+            return
+        if not self._held[pages].all():
+            wrong = pages[~self._held[pages]]
+            raise RuntimeError(f"pages {wrong[:8].tolist()} were freed but nobody holds them")
+        self._held[pages] = False
+        if int(np.count_nonzero(self._held)) != self.num_pages - self._num_free - len(pages):
+            raise RuntimeError(f"a page occurs twice in one free: {np.sort(pages)[:8].tolist()}")
+        self._returned.append(pages.copy())  # the caller may hand over a view of its table
+        self._num_free += len(pages)
+
+    def _take_run(self, count: int) -> np.ndarray:
+        start = self._find_run(count)
+        if start is None and self._returned:
+            self._sort()
+            start = self._find_run(count)
+        if start is None:
+            start = 0  # no run is long enough: the lowest pages
+        free = self._sorted
+        pages = free[start : start + count]
+        rest = free[start + count :]
+        self._sorted = rest if start == 0 else np.concatenate((free[:start], rest))
+        return pages
+
+    def _find_run(self, count: int) -> int | None:
+        """Index into `_sorted` of the first `count` neighbours."""
+        free = self._sorted
+        if len(free) < count:
+            return None
+        if free[count - 1] - free[0] == count - 1:
+            return 0
+        is_run = free[count - 1 :] - free[: len(free) - count + 1] == count - 1
+        start = int(is_run.argmax())
+        return start if is_run[start] else None
+
+    def _sort(self) -> None:
+        if self._returned:
+            self._sorted = np.concatenate((self._sorted, *self._returned))
+            self._sorted.sort(kind="stable")
+            self._returned = []
+
+
+class SlotAllocator(ABC):
+    """Hands out slots of the KV pool. All lengths are tokens; `size` and `available_size` count the tokens of whole pages."""
+
+    page_size: int
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(
+                f"an allocator needs num_pages >= 1 and page_size >= 1, got {num_pages} and {page_size}"
+            )
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._pages = FreePages(num_pages)
+
+    @property
+    def size(self) -> int:
+        """Tokens that fit into the whole pool."""
+        return self.num_pages * self.page_size
+
+    def available_size(self) -> int:
+        """Tokens that fit into the pages that are free now."""
+        return len(self._pages) * self.page_size
+
+    def clear(self) -> None:
+        """Everything is free again."""
+        self._pages.clear()
+
+    @abstractmethod
+    def pages_to_extend(self, start: int, end: int) -> int:
+        """New pages needed when a request that has slots for `start` tokens gets slots up to `end`."""
+
+    @abstractmethod
+    def pages_to_decode(self, lengths: np.ndarray) -> int:
+        """New pages needed when each request, `lengths[b]` tokens long, gets one more slot."""
+
+    @abstractmethod
+    def alloc_extend(self, start: int, end: int, last_slot: int) -> np.ndarray | None:
+        """Slots for the tokens `start .. end - 1` of one request whose token `start - 1` lies in `last_slot`."""
+
+    @abstractmethod
+    def alloc_decode(self, lengths: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
+        """One slot each for requests of the given lengths, in their order."""
+
+    @abstractmethod
+    def free(self, slots: np.ndarray) -> None:
+        """Give pages back. `slots` names every page that is freed by at least one of its slots; nobody else may use those pages."""

@@ -1,0 +1,118 @@
+"""Owns the two tables of the cache: which slots a request has, and the storage that the slots point into.
+
+Read by the model runner and the attention back ends (storage) and by the scheduler (rows). It must not decide who gets a slot (the
+allocator does) and must not know how a page is laid out (the back end's layout does).
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang.srt.layers.attention.base_attn_backend import KVLayout, KVSpec
+
+#: Page 0 is nobody's: padding rows may write there, and a table entry that was never written points there.
+RESERVED_PAGES = 1
+
+
+class ReqToTokenPool:
+    """`req_to_token[i, t]` is the slot of token t of the request that holds row i.
+
+    The scheduler plans on the host: `host` is the same table as a numpy array. On a CPU device both share their memory; elsewhere `write`
+    copies what changed.
+    """
+
+    def __init__(self, size: int, max_context_len: int, device: torch.device | str = "cpu") -> None:
+        if size < 1 or max_context_len < 1:
+            raise ValueError(
+                f"a request table needs size >= 1 and max_context_len >= 1, got {size} and {max_context_len}"
+            )
+        self.size = size
+        self.max_context_len = max_context_len
+        self.host: np.ndarray = np.zeros((size, max_context_len), dtype=np.int64)
+        host_tensor = torch.from_numpy(self.host)
+        self._shared = torch.device(device).type == "cpu"
+        self.req_to_token: torch.Tensor = host_tensor if self._shared else host_tensor.to(device)
+        self._free: list[int] = list(range(size))  # a heap: the lowest row first, so that runs repeat exactly
+        self._taken = [False] * size
+
+    def available_size(self) -> int:
+        return len(self._free)
+
+    def alloc(self) -> int | None:
+        """A free row, the lowest; None when all are taken."""
+        if not self._free:
+            return None
+        row = heapq.heappop(self._free)
+        self._taken[row] = True
+        return row
+
+    def free(self, row: int) -> None:
+        if not 0 <= row < self.size or not self._taken[row]:
+            raise RuntimeError(
+                f"request row {row} was freed but nobody holds it (rows 0 <= row < {self.size})"
+            )
+        self._taken[row] = False
+        heapq.heappush(self._free, row)
+
+    def write(self, row: int, start: int, slots: np.ndarray) -> None:
+        """Slots of the tokens `start, start + 1, ...` of one request."""
+        self.host[row, start : start + len(slots)] = slots
+        if not self._shared:
+            self.req_to_token[row, start : start + len(slots)] = torch.from_numpy(slots).to(
+                self.req_to_token.device
+            )
+
+    def write_many(self, rows: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
+        """One slot for each of several requests (a decode step)."""
+        self.host[rows, positions] = slots
+        if not self._shared:
+            device = self.req_to_token.device
+            at = torch.from_numpy(rows).to(device), torch.from_numpy(positions).to(device)
+            self.req_to_token[at] = torch.from_numpy(slots).to(device)
+
+    def clear(self) -> None:
+        """Forget every row (nobody may hold one afterwards)."""
+        self._free = list(range(self.size))
+        self._taken = [False] * self.size
+
+
+class PagedKVPool:
+    """Storage for `num_pages` pages of `page_size` tokens (and the reserved page 0), one opaque object per layer.
+
+    Slot s lies in page `s // page_size` at offset `s % page_size`; slots of real tokens start at `page_size`.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        layout: KVLayout,
+        spec: KVSpec,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(
+                f"a KV pool needs num_pages >= 1 and page_size >= 1, got {num_pages} and {page_size}"
+            )
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.spec = spec
+        self.device = torch.device(device)
+        self._layers: list[Any] = layout.allocate(spec, num_pages + RESERVED_PAGES, page_size, self.device)
+        if len(self._layers) != spec.num_layers:
+            raise RuntimeError(
+                f"the layout made storage for {len(self._layers)} layers, the model has {spec.num_layers}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Tokens that fit."""
+        return self.num_pages * self.page_size
+
+    def layer(self, layer_id: int) -> Any:
+        """What the layout made for this layer; only the back end that owns the layout looks inside."""
+        return self._layers[layer_id]

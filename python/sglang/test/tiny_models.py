@@ -1,12 +1,13 @@
 """Tiny random models on disk, for tests that need a real checkpoint and no download.
 
-Owns the shapes, the seeds and the scale of the random weights, and the small byte-level tokenizer beside them.
+Owns the shapes, seeds and scale of the random weights, and the small byte-level tokenizer beside them.
 Read by model, loader, tokenizer and server tests.
 It must not need transformers; the GGUF twin needs the `gguf` package and says so.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pathlib
@@ -29,9 +30,9 @@ MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 LOGITS_STD = 4.0
 
 _CORPUS = (
-    "the quick brown fox jumps over the lazy dog and the capital of france is paris while one two three four five "
-    "people say hello to the world and then there is another thing that they want to know about this and that in "
-    "a small test of words which are common in english text so the model can learn to write them as single tokens"
+    "the quick brown fox jumps over the lazy dog and the capital of france is paris while one two three four "
+    "five people say hello to the world and there is another thing that they know about this and that "
+    "in a small test of words that are common in english so the model can learn to write them as one token"
 )
 
 
@@ -57,9 +58,10 @@ def write_tiny_model(
     chat_template: str | None = CHAT_TEMPLATE,
     generation: dict[str, Any] | None = None,
 ) -> pathlib.Path:
-    """Write a Hugging Face folder (config, weights, tokenizer) with random weights; the same arguments give the same bytes.
+    """Write a Hugging Face folder: config, random weights, tokenizer. The same arguments give the same bytes.
 
-    `shards` above 1 splits the weights and writes the index file; `generation` is merged into generation_config.json.
+    `shards` above 1 splits the weights and writes the index file; `generation` is merged into
+    generation_config.json.
     """
     if architecture not in MODEL_TYPES:
         raise ValueError(f"architecture {architecture!r} is not one of {sorted(MODEL_TYPES)}")
@@ -213,7 +215,7 @@ def tiny_vocabulary(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, st
     while len(vocab) < vocab_size:
         counts: dict[tuple[str, str], int] = {}
         for word in words:
-            for pair in zip(word, word[1:], strict=False):
+            for pair in itertools.pairwise(word):
                 counts[pair] = counts.get(pair, 0) + 1
         if not counts:
             break
@@ -239,7 +241,7 @@ def write_tiny_gguf(
 ) -> pathlib.Path:
     """The GGUF twin of a folder made by `write_tiny_model`: same weights, same tokenizer, same template.
 
-    `quantization` is the name of a GGUF tensor type that the `gguf` package can write; one-dimensional tensors stay F32.
+    `quantization` names a GGUF tensor type that the `gguf` package can write; 1-D tensors stay F32.
     """
     import gguf
     import numpy as np

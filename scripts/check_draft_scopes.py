@@ -19,7 +19,7 @@ KEYWORD = "owns_attention"
 
 def _called(node: ast.Call) -> str | None:
     """The last name of what is called; `functools.partial(scope, ...)` counts as a call of the scope."""
-    called = (dotted(node.func) or getattr(node.func, "attr", "")).rpartition(".")[2]
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func) or ""
     if called == "partial" and node.args:
         called = (dotted(node.args[0]) or "").rpartition(".")[2]
     return called if called in SCOPES else None

@@ -166,7 +166,7 @@ def _upward(imports: Iterable[Import], rules: Rules) -> Iterator[str]:
             continue
         if found.target is None:
             if importer[0][0] <= 2:  # higher up, a registry may import its own folder by name
-                yield f"{found.where}: {found.importer} imports a name known at run time only; list it as a shim"
+                yield f"{found.where}: {found.importer} imports a name only known at run time: list the shim"
             continue
         target = rules.floor_of(found.target)
         if target is not None and target[0] > importer[0]:
@@ -251,7 +251,7 @@ def find_offenders(root: Path, rules: Rules | None = None) -> list[str]:
 
 
 def idle_shims(root: Path, rules: Rules | None = None) -> list[str]:
-    """Shims that nothing uses, or that give no reason: an exception outlives its cause unnoticed otherwise."""
+    """Shims that nothing uses or that give no reason: an exception easily outlives its cause."""
     rules = rules or load_rules()
     imports = find_imports(read_sources(root, [PACKAGE]))
     offenders = []

@@ -61,7 +61,7 @@ if "torch" in sys.modules:
 
 
 def find_offenders(modules: tuple[str, ...] = TORCH_FREE) -> list[str]:
-    """Each module gets a fresh interpreter: what one has imported must not hide what the next one asks for."""
+    """Each module gets a fresh interpreter: what one imported must not hide what the next one asks for."""
     offenders = []
     for module in modules:
         command = [sys.executable, "-P", "-c", _PROBE, module]

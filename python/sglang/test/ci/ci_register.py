@@ -21,7 +21,7 @@ CPU_SUITES: tuple[str, ...] = ("unit-cpu", "multi-rank-cpu", "server-cpu")
 
 
 def register_cpu_ci(est_time: float, suite: str) -> None:
-    """Says that this file runs without an accelerator, about how long it takes (seconds), and in which lane."""
+    """Says that this file needs no accelerator, about how long it takes (seconds), and its lane."""
     _check("register_cpu_ci", est_time, suite)
 
 

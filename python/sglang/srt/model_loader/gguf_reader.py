@@ -1,0 +1,67 @@
+"""Weights of a GGUF file under Hugging Face names.
+
+Owns the order of rows inside q and k, which GGUF files of Llama models shuffle. Read by the loader.
+It must not parse the header (`configs/gguf_header.py`) or decode blocks (`gguf_dequant.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from sglang.srt.configs.gguf_header import GGUFHeader, GGUFTensorInfo
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.parameter import WeightItem
+from sglang.srt.model_loader.gguf_dequant import DECODERS, dequantize
+from sglang.srt.model_loader.gguf_names import CONFIG_TENSORS, hf_name
+
+
+def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
+    """One item for each tensor. The file is checked whole here, and nothing is decoded before an item is
+    loaded.
+    """
+    header = GGUFHeader(model_config.path)
+    items: list[WeightItem] = []
+    for tensor in header.tensors.values():
+        if tensor.name in CONFIG_TENSORS:
+            continue
+        name = hf_name(tensor.name)
+        if name is None:
+            raise ValueError(
+                f"{header.path}: nobody wants tensor {tensor.name!r} of shape {list(tensor.shape)}; a "
+                f"{model_config.architecture} has no such part"
+            )
+        if tensor.type.name not in DECODERS:
+            raise ValueError(
+                f"{header.path}: tensor {tensor.name!r} is stored as {tensor.type.name}, which is not read; "
+                f"known: {', '.join(DECODERS)}"
+            )
+        load = functools.partial(_load, header, tensor, _shuffled_heads(name, model_config))
+        items.append(
+            WeightItem(name=name, file=str(header.path), shape=tensor.shape, load=load, nbytes=tensor.nbytes)
+        )
+    header.prefetch()
+    return items
+
+
+def _shuffled_heads(name: str, model_config: ModelConfig) -> int | None:
+    """How many heads' rows are shuffled in this tensor; None where rows stand in their natural order."""
+    if model_config.model_type != "llama":
+        return None
+    if ".self_attn.q_proj." in name:
+        return model_config.num_heads
+    return model_config.num_kv_heads if ".self_attn.k_proj." in name else None
+
+
+def _load(header: GGUFHeader, tensor: GGUFTensorInfo, heads: int | None, dtype: torch.dtype) -> torch.Tensor:
+    what = f"{header.path}: tensor {tensor.name!r}"
+    weight = dequantize(header.data(tensor), tensor.type, tensor.shape, dtype, what)
+    if heads is None:
+        return weight
+    rows = tensor.shape[0]
+    if rows % (2 * heads):
+        raise ValueError(f"{what} has {rows} rows, which are not {heads} heads of an even size")
+    # Within a head the file alternates rows of the two rotary halves: [heads, half, 2, ...] -> [heads, 2,
+    # half, ...]
+    return weight.view(heads, rows // heads // 2, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)

@@ -1,0 +1,102 @@
+"""The load of a model: which reader, in which order, with which word to the user.
+
+Owns the choice of a reader, the tensors that are known to be superfluous, progress and the two log lines.
+Read by the model runner. It must not import models: a model is anything with `load_weights(items)`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+from tqdm import tqdm
+
+from sglang.srt.configs.model_config import LOAD_FORMATS, ModelConfig
+from sglang.srt.layers.parameter import WeightItem
+from sglang.srt.model_loader.dummy import dummy_weights
+from sglang.srt.model_loader.gguf_reader import gguf_weights
+from sglang.srt.model_loader.safetensors_weights import safetensors_weights
+from sglang.srt.platforms import available_memory_bytes
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+
+
+class LoadsWeights(Protocol):
+    """What a model offers to the loader; it checks names and shapes and that nothing stays unfilled."""
+
+    def load_weights(self, weights: Iterable[WeightItem], /) -> None: ...
+
+
+def iter_weights(model_config: ModelConfig, load_format: str, dtype: torch.dtype) -> Iterator[WeightItem]:
+    """The weights of a model, one by one. All files are opened and checked before the first one comes out."""
+    if load_format not in LOAD_FORMATS:
+        raise ValueError(f"load_format {load_format!r} is not served; known: {', '.join(LOAD_FORMATS)}")
+    if load_format == "dummy":
+        items = dummy_weights(model_config, dtype)
+    elif model_config.source == "gguf":
+        if load_format == "safetensors":
+            raise ValueError(
+                f"load_format 'safetensors' needs a folder, and {model_config.path} is a GGUF file"
+            )
+        items = gguf_weights(model_config)
+    else:
+        if load_format == "gguf":
+            raise ValueError(f"load_format 'gguf' needs a .gguf file, and {model_config.path} is a folder")
+        items = safetensors_weights(model_config.path)
+    return iter([item for item in items if not _is_superfluous(item, model_config)])
+
+
+def load_model(
+    model: LoadsWeights,
+    model_config: ModelConfig,
+    *,
+    load_format: str = "auto",
+    dtype: torch.dtype,
+    show_progress: bool = False,
+) -> None:
+    """Fill `model` from its checkpoint; `show_progress` draws a bar with bytes and rate on stderr."""
+    before = available_memory_bytes()
+    logger.info("Load weight begin. avail mem=%.2f GB", before / _GIB)
+    started = time.perf_counter()
+    items = list(iter_weights(model_config, load_format, dtype))
+    model.load_weights(_with_progress(items) if show_progress else items)
+    after = available_memory_bytes()
+    logger.info(
+        "Load weight end. elapsed=%.2f s, type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
+        time.perf_counter() - started,
+        model_config.architecture,
+        str(dtype).removeprefix("torch."),
+        after / _GIB,
+        (before - after) / _GIB,
+    )
+
+
+def _with_progress(items: list[WeightItem]) -> Iterator[WeightItem]:
+    """The items, with a bar on stderr that moves when the taker comes back for the next one."""
+    total = sum(item.nbytes for item in items)
+    with tqdm(
+        total=total, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr
+    ) as bar:
+        for item in items:
+            yield item
+            bar.update(item.nbytes)
+
+
+def _is_superfluous(item: WeightItem, model_config: ModelConfig) -> bool:
+    """Tensors that old or careless savers write and no model reads: said in the log, never silently
+    dropped.
+    """
+    if item.name.endswith("rotary_emb.inv_freq"):
+        reason = "the rotary frequencies are computed from the config"
+    elif item.name == "lm_head.weight" and model_config.tie_word_embeddings:
+        reason = "the config ties the head to the embedding"
+    else:
+        return False
+    logger.info("Tensor %s of %s is not loaded: %s", item.name, item.file, reason)
+    return True

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-__all__ = ["EnvVar", "Envs", "envs"]
+__all__ = ["EnvVar", "Envs", "child_environment", "envs"]
 
 T = TypeVar("T")
 
@@ -46,7 +46,9 @@ class EnvVar(Generic[T]):
         try:
             return self._parse(text)
         except ValueError as error:
-            raise ValueError(f"environment variable {self.name}={text!r} is not understood: {error}") from error
+            raise ValueError(
+                f"environment variable {self.name}={text!r} is not understood: {error}"
+            ) from error
 
     def is_set(self) -> bool:
         return self.name in os.environ
@@ -115,7 +117,7 @@ class Envs:
     # Requests
     SGLANG_REQ_WAITING_TIMEOUT = _float(-1.0, "seconds a request may queue before 503; negative: no limit")
     SGLANG_REQ_RUNNING_TIMEOUT = _float(-1.0, "seconds a request may run before 503; negative: no limit")
-    SGLANG_REQUEST_STATE_WAIT_TIMEOUT = _float(4.0, "seconds between disconnect polls of plain requests")
+    SGLANG_REQUEST_STATE_WAIT_TIMEOUT = _float(1.0, "seconds between looks whether a client has hung up")
     SGLANG_MAX_NEW_TOKENS_LIMIT = _opt_int("ceiling on max_new_tokens of any request")
     SGLANG_FORCE_STREAM_INTERVAL = _int(50, "tokens between internal pushes of requests that do not stream")
     SGLANG_DETOKENIZER_MAX_STATES = _int(65536, "detokenizer states kept at once")
@@ -146,6 +148,7 @@ class Envs:
     # Cluster
     SGLANG_HOST_IP = _str("address this machine advertises to its peers")
     HOST_IP = _str("older name of SGLANG_HOST_IP")
+    GLOO_SOCKET_IFNAME = _str("network interface of gloo; lo is chosen when all ranks share the host")
     SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT = _int(300, "seconds a decode side waits for a bootstrap answer")
     SGLANG_DISAGGREGATION_WAITING_TIMEOUT = _int(300, "seconds a decode side waits for keys and values")
     SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL = _float(5.0, "seconds between heartbeats to prefill servers")
@@ -164,3 +167,8 @@ class Envs:
 
 
 envs = Envs()
+
+
+def child_environment(**defaults: str) -> dict[str, str]:
+    """The environment for a process we start: ours, plus `defaults` for what the user left unset."""
+    return {**defaults, **os.environ}

@@ -1,0 +1,1 @@
+"""The doors: HTTP server, OpenAI routes, Engine, and the entry of a rank process."""

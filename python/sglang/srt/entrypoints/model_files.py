@@ -1,0 +1,45 @@
+"""Owns how a process of the engine opens what the published configuration names: the model's config and its tokenizer.
+
+Used by the rank's entry and by the doors, so that both sides read the same files the same way. It must not load weights.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.model_path import resolve_model_path
+from sglang.srt.runtime_context import get_model, get_serving
+from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+
+def published_model_config() -> ModelConfig:
+    """The config of the published model, with the operator's context length and overrides."""
+    model = get_model()
+    return ModelConfig.from_path(
+        model.model_path,
+        context_length=model.context_length,
+        override_json=model.json_model_override_args,
+        load_format=model.load_format,
+    )
+
+
+def published_tokenizer(model_config: ModelConfig) -> Tokenizer | None:
+    """The tokenizer that goes with it; None with `--skip-tokenizer-init`."""
+    serving = get_serving()
+    if serving.skip_tokenizer_init:
+        return None
+    path = resolve_model_path(serving.tokenizer_path) if serving.tokenizer_path else model_config.path
+    return load_tokenizer(
+        path, mode=serving.tokenizer_mode, chat_template=_template_text(serving.chat_template)
+    )
+
+
+def _template_text(chat_template: str | None) -> str | None:
+    """`--chat-template` names a jinja file; a template written out is taken as it is."""
+    if chat_template is None or "{" in chat_template:
+        return chat_template
+    path = pathlib.Path(chat_template).expanduser()
+    if not path.is_file():
+        raise ValueError(f"--chat-template {chat_template}: there is no such file; give a jinja file")
+    return path.read_text(encoding="utf-8")

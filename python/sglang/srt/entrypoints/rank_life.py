@@ -1,0 +1,72 @@
+"""Owns what makes a rank process a good child: its pipes, its signals, its end when the parent is gone.
+
+Used by the rank's entry and by the fake rank of the tests. It must stay free of torch, so that a rank can be told to go
+from its first moment on.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import pathlib
+import select
+import signal
+import threading
+from typing import NoReturn
+
+import msgspec
+
+from sglang.srt.managers.ipc import remove_socket_folder
+from sglang.srt.managers.rank_config import RankConfig, read_frame, write_frame
+from sglang.srt.messages import io_struct
+
+logger = logging.getLogger(__name__)
+
+
+class RankLife:
+    """The two pipes of a rank, from its own side."""
+
+    def __init__(self, config_fd: int, status_fd: int) -> None:
+        self._config_fd = config_fd
+        self._status_fd = status_fd
+        for fd in (config_fd, status_fd):
+            os.set_inheritable(fd, False)
+
+    @classmethod
+    def begin(cls, argv: list[str]) -> tuple[RankLife, RankConfig]:
+        """Read the configuration, leave signals to the parent, and watch for its end."""
+        if len(argv) != 3:
+            raise SystemExit("a rank is started by the server or the Engine, not by hand")
+        life = cls(int(argv[1]), int(argv[2]))
+        # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent decides what they mean.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+        frame = read_frame(config_fd := life._config_fd)
+        if frame is None:
+            raise SystemExit(1)
+        config = msgspec.msgpack.decode(frame, type=RankConfig)
+        threading.Thread(
+            target=_leave_with_parent, args=(config_fd, config), name="parent-watch", daemon=True
+        ).start()
+        return life, config
+
+    def say(self, message: io_struct.RankReady | io_struct.RankFailed) -> None:
+        """Tell the parent; it may be gone, then nobody needs to know."""
+        try:
+            write_frame(self._status_fd, io_struct.encode(message))
+        except BrokenPipeError:
+            logger.debug("the parent is gone")
+
+
+def _leave_with_parent(config_fd: int, config: RankConfig) -> NoReturn:
+    """End this process at once when the parent is gone: end-of-file, or (a fork of it kept the pipe) another parent."""
+    poller = select.poll()
+    poller.register(config_fd, select.POLLIN)
+    while not poller.poll(1000):
+        if os.getppid() != config.parent_pid:
+            break
+    remove_socket_folder(pathlib.Path(config.folder))
+    os._exit(1)

@@ -1,0 +1,110 @@
+"""The entry of one rank process: publish, build the worker and the scheduler, say ready, run the loop, leave.
+
+Started by `managers/rank_processes.py` only. Floors above are wired together here and nowhere else; it must not resolve
+anything again and must not outlive its parent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.arg_groups.transport import unpack_configuration
+from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
+from sglang.srt.entrypoints.rank_life import RankLife
+from sglang.srt.managers.ipc import RankChannel
+from sglang.srt.managers.rank_config import RankConfig
+from sglang.srt.messages import io_struct
+from sglang.srt.runtime_context import SpawnRanks, get_observability, get_parallel, publish
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.cpu_binding import cores_of_rank
+from sglang.srt.utils.heartbeat import Heartbeat
+from sglang.srt.utils.log_format import configure_logging, rank_suffix
+from sglang.srt.utils.process_title import set_process_title
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 after an ordered shutdown, 1 after a failure that the parent has been told."""
+    started = time.monotonic()
+    life, config = RankLife.begin(argv)
+    record = unpack_configuration(config.configuration, ServerArgs)
+    publish(
+        record,
+        role="scheduler",
+        ranks=SpawnRanks(world_rank=config.world_rank, dp_rank=config.dp_rank, gpu_id=config.gpu_id),
+    )
+    ranks = _rank_suffix()
+    configure_logging(get_observability().log_level, ranks=ranks)
+    set_process_title("_".join(["sglang::scheduler", *ranks.split()]))
+    channel = RankChannel(listen=config.listen, server=config.server)
+    try:
+        cores = cores_of_rank(config.world_rank, config.world_size)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+        scheduler, info = build_scheduler(config, channel)
+        life.say(
+            io_struct.RankReady(
+                world_rank=config.world_rank, info=info | {"startup_time": time.monotonic() - started}
+            )
+        )
+        scheduler.run_event_loop()
+    except Exception as error:
+        logger.exception("Scheduler hit an exception:")
+        message = f"{type(error).__name__}: {error}"
+        life.say(
+            io_struct.RankFailed(
+                world_rank=config.world_rank, message=message, traceback=traceback.format_exc()
+            )
+        )
+        return 1
+    channel.close()
+    return 0
+
+
+def build_scheduler(config: RankConfig, channel: RankChannel) -> tuple[Scheduler, dict[str, Any]]:
+    """The world of this rank, its model and its loop; the second value is what the server must know."""
+    # torch is loaded here and not at the top: until now the rank could be told to go within milliseconds.
+    from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.model_executor.tp_worker import TpModelWorker
+
+    address = get_parallel().dist_init_addr or f"127.0.0.1:{get_parallel().nccl_port}"
+    init_distributed_environment(
+        world_size=config.world_size, rank=config.world_rank, local_rank=config.world_rank, address=address
+    )
+    initialize_model_parallel()
+    model_config = published_model_config()
+    worker = TpModelWorker(model_config)
+    tokenizer = published_tokenizer(model_config)
+    scheduler = Scheduler(worker, tokenizer=tokenizer, channel=channel, heartbeat=Heartbeat(config.heartbeat))
+    return scheduler, {
+        "max_total_num_tokens": worker.max_total_num_tokens,
+        "context_len": worker.context_len,
+        "vocab_size": worker.vocab_size,
+        "page_size": worker.page_size,
+    }
+
+
+def _rank_suffix() -> str:
+    parallel = get_parallel()
+    return rank_suffix(
+        (
+            ("DP", parallel.attn_dp_rank, parallel.attn_dp_size),
+            ("PP", parallel.pp_rank, parallel.pp_size),
+            ("TP", parallel.tp_rank, parallel.tp_size),
+            ("EP", parallel.moe_ep_rank, parallel.moe_ep_size),
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

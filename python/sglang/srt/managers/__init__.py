@@ -1,0 +1,1 @@
+"""The conductor of a rank (scheduler and its parts) and the request side of the server process."""

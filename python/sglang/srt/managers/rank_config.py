@@ -1,0 +1,59 @@
+"""Owns what a rank process is told at birth, and the two pipes by which parent and rank speak before any socket exists.
+
+Written by `rank_processes.py`, read by the rank's entry. Frames are a length and msgpack; nothing is pickled.
+It must not start processes and must not resolve anything: the record arrives with its declared results.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import msgspec
+
+_LENGTH = struct.Struct("<Q")
+_MAX_FRAME = 64 << 20
+
+
+class RankConfig(msgspec.Struct, kw_only=True):
+    """The configuration of one rank. `configuration` is the packed record with what resolution declared beside it."""
+
+    configuration: bytes
+    world_rank: int
+    world_size: int
+    dp_rank: int | None = None
+    gpu_id: int | None = None
+    folder: str
+    listen: str
+    server: str
+    heartbeat: str
+    parent_pid: int
+
+
+def write_frame(fd: int, payload: bytes) -> None:
+    """Write one whole frame."""
+    data = memoryview(_LENGTH.pack(len(payload)) + payload)
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def read_frame(fd: int) -> bytes | None:
+    """Read one whole frame; None when the other side is gone."""
+    head = _read_exactly(fd, _LENGTH.size)
+    if head is None:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > _MAX_FRAME:
+        raise ValueError(f"a frame of {length} bytes on the rank pipe: at most {_MAX_FRAME}")
+    return _read_exactly(fd, length)
+
+
+def _read_exactly(fd: int, count: int) -> bytes | None:
+    parts = []
+    while count:
+        part = os.read(fd, min(count, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

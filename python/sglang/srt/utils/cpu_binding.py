@@ -1,0 +1,40 @@
+"""Owns the reading of `SGLANG_CPU_OMP_THREADS_BIND`: core lists such as `0-15|16-31`, one per rank of this host.
+
+Read by whoever starts ranks (thread count) and by a rank (affinity). It must not bind anything by itself.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.environ import envs
+
+
+def cores_of_rank(rank: int, num_ranks: int) -> frozenset[int] | None:
+    """The cores that the operator gave this rank, or None when the variable is not set."""
+    text = envs.SGLANG_CPU_OMP_THREADS_BIND.get()
+    if not text:
+        return None
+    lists = parse_core_lists(text)
+    if len(lists) != num_ranks:
+        raise ValueError(
+            f"SGLANG_CPU_OMP_THREADS_BIND={text!r}: names cores for {len(lists)} ranks, and there are {num_ranks}"
+        )
+    return lists[rank]
+
+
+def parse_core_lists(text: str) -> list[frozenset[int]]:
+    """`"0-2,5|3"` -> `[{0, 1, 2, 5}, {3}]`."""
+    lists = []
+    for part in text.split("|"):
+        cores: set[int] = set()
+        for span in part.split(","):
+            first, dash, last = span.strip().partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()):
+                raise ValueError(
+                    f"SGLANG_CPU_OMP_THREADS_BIND={text!r}: {span!r} is neither a core nor a span like 0-3"
+                )
+            low, high = int(first), int(last) if dash else int(first)
+            if high < low:
+                raise ValueError(f"SGLANG_CPU_OMP_THREADS_BIND={text!r}: the span {span!r} runs backwards")
+            cores.update(range(low, high + 1))
+        lists.append(frozenset(cores))
+    return lists

@@ -4,24 +4,46 @@ Read by resolution, publish and the doors; everything else asks the published co
 path, ask the platform or refuse a value: that is resolution's part.
 """
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import msgspec
 
+from sglang.srt.arg_groups.cli import parse_command_line
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import remote_instance_transfer_engine_of
+from sglang.srt.arg_groups.public_values import short_description
+from sglang.srt.arg_groups.spellings import fields_from, stated_from
+from sglang.srt.arg_groups.transport import pack_configuration, unpack_configuration
 
 __all__ = [
     "ServerArgs",
     "get_global_server_args",
+    "pack_server_args",
+    "prepare_server_args",
     "set_global_server_args_for_scheduler",
     "set_global_server_args_for_tokenizer",
+    "unpack_server_args",
 ]
 
 
-def _remote_instance_weight_loader_use_transfer_engine(config: Any, override: str | None = None) -> bool:
+def _use_transfer_engine(config: Any, override: str | None = None) -> bool:
     """Also called unbound, on anything that carries the fields it reads."""
     return remote_instance_transfer_engine_of(config, override)
+
+
+def _from_cli_args(cls: type[Any], argv: Sequence[str], *, positional_model: bool = False) -> Any:
+    """The record a command line (without the program's name) states; exits with code 2 on a mistake."""
+    return cls(**parse_command_line(argv, positional_model=positional_model))
+
+
+def _from_kwargs(cls: type[Any], /, **settings: Any) -> Any:
+    """The record that keywords state: fields, aliases and inputs, as ``Engine(**settings)`` takes them."""
+    fields = fields_from(stated_from(settings, "keyword settings"))
+    missing = [leaf.name for leaf in LEAVES.values() if leaf.required and leaf.name not in fields]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must be given")
+    return cls(**fields)
 
 
 def _build_record() -> type[msgspec.Struct]:
@@ -36,7 +58,11 @@ def _build_record() -> type[msgspec.Struct]:
         fields,
         namespace={
             "__doc__": "Every field an operator can set; see docs/configuration.md.",
-            "remote_instance_weight_loader_use_transfer_engine": _remote_instance_weight_loader_use_transfer_engine,
+            "from_cli_args": classmethod(_from_cli_args),
+            "from_kwargs": classmethod(_from_kwargs),
+            # The built-in repr would print every key into every log.
+            "__repr__": short_description,
+            "remote_instance_weight_loader_use_transfer_engine": _use_transfer_engine,
         },
         module=__name__,
         kw_only=True,
@@ -50,14 +76,31 @@ def _build_record() -> type[msgspec.Struct]:
 ServerArgs = _build_record()
 
 
-def set_global_server_args_for_scheduler(server_args: ServerArgs) -> None:  # type: ignore[valid-type]
+def prepare_server_args(argv: Sequence[str], *, positional_model: bool = False) -> ServerArgs:
+    """What the doors do with their arguments; ``sglang serve`` lets the model stand alone."""
+    record: ServerArgs = ServerArgs.from_cli_args(argv, positional_model=positional_model)
+    return record
+
+
+def pack_server_args(record: ServerArgs) -> bytes:
+    """Record and declared results, for a child process."""
+    return pack_configuration(record)
+
+
+def unpack_server_args(data: bytes) -> ServerArgs:
+    """What ``pack_server_args`` packed, resolved as it was."""
+    record: ServerArgs = unpack_configuration(data, ServerArgs)
+    return record
+
+
+def set_global_server_args_for_scheduler(server_args: ServerArgs) -> None:
     """Older spelling of ``publish(server_args, role="scheduler")``."""
     from sglang.srt.runtime_context import publish
 
     publish(server_args, role="scheduler")
 
 
-def set_global_server_args_for_tokenizer(server_args: ServerArgs) -> None:  # type: ignore[valid-type]
+def set_global_server_args_for_tokenizer(server_args: ServerArgs) -> None:
     """Older spelling of ``publish(server_args, role="tokenizer")``."""
     from sglang.srt.runtime_context import publish
 

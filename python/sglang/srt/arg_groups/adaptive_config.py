@@ -7,35 +7,41 @@ import json
 from pathlib import Path
 from typing import Any
 
-#: Depths tried when adaptive drafting is on and no file is given.
-DEFAULT_CANDIDATE_STEPS = (1, 3, 7)
+#: Smallest batch size of a slot -> depths tried when no file is given. Depth 0 is plain decoding.
+DEFAULT_SLOTS: dict[int, tuple[int, ...]] = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
 
 
-def _steps_of(path: str, batch_size: str, entry: Any) -> tuple[int, ...]:
-    steps = entry.get("candidate_steps") if isinstance(entry, dict) else None
-    good = isinstance(steps, list) and steps and all(isinstance(s, int) and s > 0 for s in steps)
-    if not good:
-        raise ValueError(
-            f"--speculative-adaptive-config {path}: entry {batch_size!r} needs candidate_steps, "
-            f"a list of positive integers; found {entry!r}"
-        )
-    return tuple(steps)
+def _steps_of(path: str, slot: str, entry: dict[str, Any]) -> tuple[int, ...]:
+    steps = entry.get("candidate_steps")
+    if isinstance(steps, list) and steps and all(type(step) is int and step >= 0 for step in steps):
+        return tuple(steps)
+    raise ValueError(
+        f"--speculative-adaptive-config {path}: batch size {slot} needs candidate_steps, "
+        f"a list of whole numbers from 0 up; found {steps!r}"
+    )
 
 
 def candidate_steps_by_batch_size(path: str | None) -> dict[int, tuple[int, ...]]:
-    """Smallest batch size -> candidate depths, ascending by batch size."""
+    """Smallest batch size of a slot -> candidate depths, ascending.
+
+    Keys of the file that are no numbers are defaults of every slot.
+    """
     if path is None:
-        return {1: DEFAULT_CANDIDATE_STEPS}
+        return dict(DEFAULT_SLOTS)
     try:
         parsed = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"--speculative-adaptive-config {path} cannot be read: {error}") from error
-    if not isinstance(parsed, dict) or not parsed or not all(key.isdecimal() for key in parsed):
+    if not isinstance(parsed, dict):
+        raise ValueError(f"--speculative-adaptive-config {path} must hold a JSON object, found {parsed!r}")
+    shared = {key: value for key, value in parsed.items() if not key.isdecimal()}
+    slots = {key: value for key, value in parsed.items() if key.isdecimal()}
+    if not slots or not all(isinstance(entry, dict) for entry in slots.values()):
         raise ValueError(
-            f"--speculative-adaptive-config {path} must be an object whose keys are batch sizes, "
+            f"--speculative-adaptive-config {path} needs batch sizes as keys and objects as values, "
             'such as {"1": {"candidate_steps": [3]}}'
         )
-    return {int(size): _steps_of(path, size, parsed[size]) for size in sorted(parsed, key=int)}
+    return {int(slot): _steps_of(path, slot, {**shared, **slots[slot]}) for slot in sorted(slots, key=int)}
 
 
 def all_candidate_steps(enabled: bool, path: str | None) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The words a configuration field is declared with, and how a declaration is read back.
 
-Read by ``fields/*`` (which declare), ``server_args`` (record), ``cli`` (parser), the context (bags) and the docs.
+Read by ``fields/*`` (which declare), ``server_args`` (record), ``cli`` (parser), the bags and the docs.
 Must not know any particular field, parse a command line or decide a value.
 """
 
@@ -13,9 +13,21 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
-__all__ = ["A", "Arg", "Derived", "Input", "Leaf", "NS", "Namespace", "REQUIRED", "Served", "leaves_of", "derived_of"]
+__all__ = [
+    "A",
+    "Arg",
+    "Derived",
+    "Input",
+    "Leaf",
+    "NS",
+    "Namespace",
+    "REQUIRED",
+    "Served",
+    "leaves_of",
+    "derived_of",
+]
 
-REQUIRED: Final = msgspec.NODEFAULT
+REQUIRED: Final[Any] = msgspec.NODEFAULT
 
 #: True: every value works. False: only the default. A tuple: these values (beside the default).
 Served = bool | tuple[object, ...]
@@ -53,6 +65,8 @@ class Arg:
     human_int: bool = False
     #: Smallest legal number.
     at_least: float | None = None
+    #: Largest legal number.
+    at_most: float | None = None
     #: Extra legal number below ``at_least`` (for instance -1 for "off").
     or_exactly: int | None = None
 

@@ -18,7 +18,13 @@ SCHEDULE_POLICIES: Final = (
 RETRACTION_POLICIES: Final = ("length", "priority")
 RADIX_EVICTION_POLICIES: Final = ("lru", "lfu", "slru", "priority", "tlru")
 HICACHE_WRITE_POLICIES: Final = ("write_back", "write_through", "write_through_selective")
-LOAD_BALANCE_METHODS: Final = ("auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens")
+LOAD_BALANCE_METHODS: Final = (
+    "auto",
+    "round_robin",
+    "follow_bootstrap_room",
+    "total_requests",
+    "total_tokens",
+)
 GRAMMAR_BACKENDS: Final = ("xgrammar", "outlines", "llguidance", "none")
 CUDA_GRAPH_BACKENDS: Final = ("full", "breakable", "disabled")
 MOE_A2A_BACKENDS: Final = (

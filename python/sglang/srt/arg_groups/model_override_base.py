@@ -5,7 +5,12 @@ Read by the hooks and by model-specific overrides. The record itself is never wr
 
 from typing import Any
 
+from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import ResolvedView, declare, record_of
+
+
+def _same(old: Any, new: Any) -> bool:
+    return type(old) is type(new) and bool(old == new)
 
 
 class ResolvingView(ResolvedView):
@@ -14,7 +19,18 @@ class ResolvingView(ResolvedView):
     __slots__ = ()
 
     def declare(self, source: str, /, **values: Any) -> None:
-        declare(record_of(self), source, **values)
+        """Only fields declared as resolvable: what a start may change is said in the declarations."""
+        fixed = sorted(name for name in values if name in LEAVES and not LEAVES[name].arg.resolvable)
+        if fixed:
+            raise TypeError(f"{source} decides {', '.join(fixed)}, declared without resolvable=True")
+        # What is so already keeps the name of who made it so.
+        news = {name: value for name, value in values.items() if not _same(getattr(self, name), value)}
+        if news:
+            declare(record_of(self), source, **news)
+
+    def fill(self, source: str, /, **values: Any) -> None:
+        """Decide those of the fields that are still None."""
+        self.declare(source, **{name: value for name, value in values.items() if getattr(self, name) is None})
 
 
 def resolving_view(config: Any) -> ResolvingView:

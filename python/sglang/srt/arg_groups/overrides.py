@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang.srt.arg_groups import predicates
 from sglang.srt.arg_groups.adaptive_config import all_candidate_steps
+from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.prefill_buffer_ceiling import apply_prefill_buffer_ceiling
 
 __all__ = [
@@ -20,10 +21,13 @@ __all__ = [
     "declared_provenance",
     "declared_results",
     "forget",
+    "is_resolved",
     "mamba_cache_chunk_size",
     "max_prefill_buffer_tokens",
+    "mark_resolved",
     "max_speculative_num_draft_tokens_of",
     "pre_capture_activation_reserve_mb_of",
+    "provenance_of",
     "record_of",
     "remote_instance_transfer_engine_of",
     "resolution_result",
@@ -47,6 +51,7 @@ class _Entry:
     ref: "weakref.ref[Any]"
     results: dict[str, Any]
     log: list[Declared]
+    resolved: bool = False
 
 
 #: id(record) -> entry. Keyed by identity because two records can be equal field by field, and because a
@@ -89,7 +94,9 @@ def declare(record: Any, source: str, /, **values: Any) -> None:
     known = _known_fields(record)
     unknown = sorted(set(values) - known) if known is not None else []
     if unknown:
-        raise ValueError(f"{source} declares {', '.join(unknown)}, which is no field of {type(record).__name__}")
+        raise ValueError(
+            f"{source} declares {', '.join(unknown)}, which is no field of {type(record).__name__}"
+        )
     entry = _entry_for_writing(record)
     for name, value in values.items():
         entry.results[name] = value
@@ -106,6 +113,26 @@ def declared_provenance(record: Any) -> tuple[Declared, ...]:
     """Every decision in the order it was made, overruled ones included."""
     entry = _entry(record_of(record))
     return () if entry is None else tuple(entry.log)
+
+
+def provenance_of(record: Any, name: str) -> str:
+    """Who set what this field resolves to: a hook's name, else "operator", or "default"."""
+    record = record_of(record)
+    decided = [item.source for item in declared_provenance(record) if item.name == name]
+    if decided:
+        return decided[-1]
+    leaf = LEAVES[name]
+    return "default" if not leaf.required and getattr(record, name) == leaf.default else "operator"
+
+
+def mark_resolved(record: Any) -> None:
+    """Say that resolution is over for this record (or happened in the parent process)."""
+    _entry_for_writing(record_of(record)).resolved = True
+
+
+def is_resolved(record: Any) -> bool:
+    entry = _entry(record_of(record))
+    return entry is not None and entry.resolved
 
 
 def forget(record: Any) -> None:

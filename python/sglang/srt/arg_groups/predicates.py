@@ -70,7 +70,12 @@ def _modelexpress_transport(config: str | None) -> str | None:
 
 
 def uses_transfer_engine(
-    *, load_format: str, backend: str, modelexpress_config: str | None, start_seed: bool, override: str | None = None
+    *,
+    load_format: str,
+    backend: str,
+    modelexpress_config: str | None,
+    start_seed: bool,
+    override: str | None = None,
 ) -> bool:
     """Whether weights come in, or are offered, through the transfer engine.
 
@@ -109,7 +114,10 @@ def activation_reserve_mb(
 
 
 def max_draft_tokens(num_draft_tokens: int | None, candidate_steps: tuple[int, ...]) -> int | None:
-    """Most tokens a verify round may ever hold: the configured number, or the deepest candidate and its root."""
-    deepest = max(candidate_steps, default=0)
-    bounds = [n for n in (num_draft_tokens, deepest + 1 if deepest else None) if n is not None]
-    return max(bounds, default=None)
+    """Most tokens a verify round may ever hold; None without a configured number.
+
+    A chain of the deepest candidate has one node more than it has steps: its root.
+    """
+    if num_draft_tokens is None:
+        return None
+    return max(num_draft_tokens, max(candidate_steps, default=-1) + 1)

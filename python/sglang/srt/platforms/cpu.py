@@ -17,7 +17,7 @@ _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def parse_cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """Feature words of the first processor in the text of /proc/cpuinfo ("flags" on x86, "Features" on Arm)."""
+    """Feature words of the first processor in the text of /proc/cpuinfo ("Features" is Arm's word)."""
     for line in cpuinfo.splitlines():
         key, _, words = line.partition(":")
         if key.strip().lower() in ("flags", "features"):

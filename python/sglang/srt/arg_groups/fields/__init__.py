@@ -54,7 +54,9 @@ def _collect() -> tuple[dict[str, Leaf], dict[str, dict[str, Derived]]]:
     for cls in _CLASSES:
         for name, leaf in leaves_of(cls).items():
             if name in leaves:
-                raise TypeError(f"field {name!r} is declared in {leaves[name].namespace!r} and in {leaf.namespace!r}")
+                raise TypeError(
+                    f"field {name!r} is declared in {leaves[name].namespace!r} and in {leaf.namespace!r}"
+                )
             leaves[name] = leaf
         quotients = derived_of(cls)
         if quotients:

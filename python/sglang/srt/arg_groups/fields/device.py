@@ -4,6 +4,7 @@ Read through ``get_device()``. Declarations only: name, type, default, help and 
 """
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace
+from sglang.srt.constants import MAX_SEED
 
 
 class Device(Namespace, ns=NS("device")):
@@ -19,12 +20,22 @@ class Device(Namespace, ns=NS("device")):
     base_gpu_id: A[int, Arg(help="Index of the first GPU.", at_least=0)] = 0
     gpu_id_step: A[int, Arg(help="Stride between GPU indices.", at_least=1)] = 1
     random_seed: A[
-        int | None, Arg(help="Seed of the engine; drawn once when not given.", resolvable=True, served=True, at_least=0)
+        int | None,
+        Arg(
+            help="Seed of the engine; drawn once when not given.",
+            resolvable=True,
+            served=True,
+            at_least=0,
+            at_most=MAX_SEED,
+        ),
     ] = None
     watchdog_timeout: A[
-        float, Arg(help="Seconds without progress before a rank counts as stuck and the server ends.", served=True)
+        float,
+        Arg(help="Seconds without progress before a rank counts as stuck and the server ends.", served=True),
     ] = 300.0
-    soft_watchdog_timeout: A[float | None, Arg(help="The same, but only the state is written to the log.")] = None
+    soft_watchdog_timeout: A[
+        float | None, Arg(help="The same, but only the state is written to the log.")
+    ] = None
     sleep_on_idle: A[
         bool, Arg(help="Wait on the sockets instead of spinning when idle.", resolvable=True, served=(True,))
     ] = False

@@ -52,9 +52,9 @@ class Graph(Namespace, ns=NS("exec.graph")):
     cuda_graph_max_bs_decode: A[
         int | None, Arg(help="Largest decode batch recorded.", at_least=1, instead=_NO_GRAPH)
     ] = None
-    cuda_graph_bs_decode: A[
-        list[int] | None, Arg(help="Decode batch sizes recorded.", instead=_NO_GRAPH)
-    ] = None
+    cuda_graph_bs_decode: A[list[int] | None, Arg(help="Decode batch sizes recorded.", instead=_NO_GRAPH)] = (
+        None
+    )
     cuda_graph_backend_decode: A[
         str | None,
         Arg(
@@ -90,7 +90,9 @@ class Features(Namespace, ns=NS("exec.features")):
             instead="leave it out: code from requests is never run",
         ),
     ] = False
-    enable_memory_saver: A[bool, Arg(help="Allow memory to be released and taken back while running.")] = False
+    enable_memory_saver: A[bool, Arg(help="Allow memory to be released and taken back while running.")] = (
+        False
+    )
     enable_return_hidden_states: A[bool, Arg(help="Allow hidden states in answers.")] = False
 
 
@@ -170,11 +172,16 @@ class Moe(Namespace, ns=NS("exec.moe")):
         int, Arg(help="Steps between rebalances.", at_least=1, instead=_NO_MOE)
     ] = 1000
     expert_distribution_recorder_mode: A[
-        str | None, Arg(help="What is counted about experts.", choices=choices.EXPERT_RECORDER_MODES, instead=_NO_MOE)
+        str | None,
+        Arg(help="What is counted about experts.", choices=choices.EXPERT_RECORDER_MODES, instead=_NO_MOE),
     ] = None
     elastic_ep_backend: A[
         str | None,
-        Arg(help="Transport of elastic expert parallelism.", choices=choices.ELASTIC_EP_BACKENDS, instead=_NO_MOE),
+        Arg(
+            help="Transport of elastic expert parallelism.",
+            choices=choices.ELASTIC_EP_BACKENDS,
+            instead=_NO_MOE,
+        ),
     ] = None
 
 
@@ -197,7 +204,9 @@ def _no_graphs(value: bool, stated: Mapping[str, Any]) -> dict[str, Any]:
         said = stated.get(name)
         if said not in (None, "disabled"):
             flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"--disable-cuda-graph and {flag} {said} contradict each other; remove one of them")
+            raise ValueError(
+                f"--disable-cuda-graph and {flag} {said} contradict each other; remove one of them"
+            )
     return dict.fromkeys(phases, "disabled")
 
 
@@ -206,7 +215,7 @@ INPUTS = (
         name="disable_cuda_graph",
         type=bool,
         help="Older spelling: no recorded graphs in either phase.",
-        deprecated="write --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled in its place",
+        deprecated="write --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled",
         expand=_no_graphs,
     ),
 )

@@ -21,10 +21,17 @@ class Lora(Namespace, ns=NS("lora")):
     ] = 8
     max_loaded_loras: A[int | None, Arg(help="Adapters kept in host memory.", instead=_NO_LORA)] = None
     max_lora_rank: A[int | None, Arg(help="Largest rank of adapters loaded later.", instead=_NO_LORA)] = None
-    lora_target_modules: A[list[str] | None, Arg(help="Modules adapters may change.", instead=_NO_LORA)] = None
-    lora_backend: A[
-        str, Arg(help="Adapter kernels.", choices=choices.LORA_BACKENDS, instead=_NO_LORA)
-    ] = "csgmv"
+    lora_target_modules: A[list[str] | None, Arg(help="Modules adapters may change.", instead=_NO_LORA)] = (
+        None
+    )
+    lora_backend: A[str, Arg(help="Adapter kernels.", choices=choices.LORA_BACKENDS, instead=_NO_LORA)] = (
+        "csgmv"
+    )
     lora_eviction_policy: A[
-        str, Arg(help="Which adapter leaves the pool first.", choices=choices.LORA_EVICTION_POLICIES, instead=_NO_LORA)
+        str,
+        Arg(
+            help="Which adapter leaves the pool first.",
+            choices=choices.LORA_EVICTION_POLICIES,
+            instead=_NO_LORA,
+        ),
     ] = "lru"

@@ -20,14 +20,23 @@ class Memory(Namespace, ns=NS("memory")):
             instead="use lru",
         ),
     ] = "lru"
-    radix_cache_backend: A[str | None, Arg(help="A registered third-party prefix cache.", instead=_NO_TIER)] = None
+    radix_cache_backend: A[
+        str | None, Arg(help="A registered third-party prefix cache.", instead=_NO_TIER)
+    ] = None
     enable_hierarchical_cache: A[
         bool, Arg(help="Add a host-memory tier.", aliases=("--enable-hicache",), instead=_NO_TIER)
     ] = False
-    hicache_ratio: A[float | None, Arg(help="Host pool as a multiple of the device pool.", instead=_NO_TIER)] = None
+    hicache_ratio: A[
+        float | None, Arg(help="Host pool as a multiple of the device pool.", instead=_NO_TIER)
+    ] = None
     hicache_size: A[int, Arg(help="Host pool in GB; wins over the ratio.", instead=_NO_TIER)] = 0
     hicache_write_policy: A[
-        str, Arg(help="When entries are copied to the host.", choices=choices.HICACHE_WRITE_POLICIES, instead=_NO_TIER)
+        str,
+        Arg(
+            help="When entries are copied to the host.",
+            choices=choices.HICACHE_WRITE_POLICIES,
+            instead=_NO_TIER,
+        ),
     ] = "write_through"
     hicache_storage_backend: A[str | None, Arg(help="Third tier behind the host.", instead=_NO_TIER)] = None
     enable_lmcache: A[bool, Arg(help="Use LMCache as the outer tier.", instead=_NO_TIER)] = False

@@ -4,7 +4,7 @@ Read through ``get_model()``. Declarations only: name, type, default, help and w
 """
 
 from sglang.srt.arg_groups import choices
-from sglang.srt.arg_groups.arg_utils import NS, REQUIRED, A, Arg, Namespace
+from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace
 
 _NO_DRAFT_FORMAT = "convert the checkpoint to safetensors or GGUF and use --load-format auto"
 _LOCAL_ONLY = "download the revision you want and give its folder as --model-path"
@@ -18,7 +18,7 @@ class Model(Namespace, ns=NS("model")):
             aliases=("--model",),
             served=True,
         ),
-    ] = REQUIRED
+    ]
     load_format: A[
         str,
         Arg(
@@ -32,7 +32,7 @@ class Model(Namespace, ns=NS("model")):
         bool,
         Arg(
             help="Permit Python shipped inside the model folder.",
-            instead="remove the flag: models run on the classes of this package, code from a model folder never runs",
+            instead="remove the flag: code from a model folder is never run",
         ),
     ] = False
     context_length: A[
@@ -48,15 +48,20 @@ class Model(Namespace, ns=NS("model")):
     is_embedding: A[bool, Arg(help="Serve a causal model as an embedder.")] = False
     revision: A[str | None, Arg(help="Hub branch, tag or commit.", instead=_LOCAL_ONLY)] = None
     model_impl: A[
-        str, Arg(help="Which implementation runs the model: auto, or this package's own (sglang).", served=("sglang",))
+        str,
+        Arg(
+            help="Which implementation runs the model: auto, or this package's own (sglang).",
+            served=("sglang",),
+        ),
     ] = "auto"
     json_model_override_args: A[
-        str, Arg(help="JSON merged over the model's config (rope changes, layer cuts for tests).", served=True)
+        str,
+        Arg(help="JSON merged over the model's config (rope changes, layer cuts for tests).", served=True),
     ] = "{}"
     dtype: A[
         str,
         Arg(
-            help="Type of computation; auto on CPU is bfloat16 where the processor multiplies it, else float32.",
+            help="Type of computation; auto on CPU: bfloat16 where the processor has it, else float32.",
             resolvable=True,
             choices=choices.DTYPES,
             served=("bfloat16", "float", "float32", "half", "float16"),
@@ -72,7 +77,8 @@ class Model(Namespace, ns=NS("model")):
     ] = None
     quantization_param_path: A[str | None, Arg(help="File with scale factors of an fp8 KV cache.")] = None
     kv_cache_dtype: A[
-        str, Arg(help="Type of cached keys and values; auto follows the model.", choices=choices.KV_CACHE_DTYPES)
+        str,
+        Arg(help="Type of cached keys and values; auto follows the model.", choices=choices.KV_CACHE_DTYPES),
     ] = "auto"
     weight_loader_disable_mmap: A[bool, Arg(help="Read safetensors without mmap.")] = False
     weight_loader_prefetch_checkpoints: A[bool, Arg(help="Warm the page cache before loading.")] = False
@@ -85,10 +91,15 @@ class Model(Namespace, ns=NS("model")):
         bool, Arg(help="Hold readiness until an external pusher delivers the weights.")
     ] = False
     weight_update_root: A[
-        str | None, Arg(help="Folder that bounds weight updates from disk; default is the parent of the model path.")
+        str | None,
+        Arg(help="Folder that bounds weight updates from disk; default is the parent of the model path."),
     ] = None
     remote_instance_weight_loader_backend: A[
-        str, Arg(help="Transport when weights come from a running instance.", choices=choices.REMOTE_INSTANCE_BACKENDS)
+        str,
+        Arg(
+            help="Transport when weights come from a running instance.",
+            choices=choices.REMOTE_INSTANCE_BACKENDS,
+        ),
     ] = "nccl"
     remote_instance_weight_loader_start_seed_via_transfer_engine: A[
         bool, Arg(help="Offer this instance's weights to others through the transfer engine.")

@@ -31,7 +31,9 @@ class Observability(Namespace, ns=NS("observability")):
     ] = []
     crash_dump_folder: A[str | None, Arg(help="Folder for recent requests when crashing.")] = None
     enable_metrics: A[bool, Arg(help="Serve Prometheus metrics at /metrics.", instead=_NO_METRICS)] = False
-    enable_metrics_for_all_schedulers: A[bool, Arg(help="Every rank reports metrics.", instead=_NO_METRICS)] = False
+    enable_metrics_for_all_schedulers: A[
+        bool, Arg(help="Every rank reports metrics.", instead=_NO_METRICS)
+    ] = False
     bucket_time_to_first_token: A[
         list[float] | None, Arg(help="Histogram buckets of the first token.", instead=_NO_METRICS)
     ] = None
@@ -41,9 +43,7 @@ class Observability(Namespace, ns=NS("observability")):
     bucket_e2e_request_latency: A[
         list[float] | None, Arg(help="Histogram buckets of whole requests.", instead=_NO_METRICS)
     ] = None
-    decode_log_interval: A[
-        int, Arg(help="Decode steps between two log lines.", served=True, at_least=1)
-    ] = 40
+    decode_log_interval: A[int, Arg(help="Decode steps between two log lines.", served=True, at_least=1)] = 40
     enable_request_time_stats_logging: A[bool, Arg(help="Log a timing line for each request.")] = False
     kv_events_config: A[str | None, Arg(help="JSON of the publisher of cache events.")] = None
     enable_trace: A[bool, Arg(help="OpenTelemetry traces.", instead=_NO_TRACE)] = False

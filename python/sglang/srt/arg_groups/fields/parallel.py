@@ -27,7 +27,12 @@ class Parallel(Namespace, ns=NS("parallel")):
     ] = 1
     pp_size: A[
         int,
-        Arg(help="Pipeline stages.", aliases=("--pipeline-parallel-size", "--pp"), at_least=1, instead=_ONE_RANK),
+        Arg(
+            help="Pipeline stages.",
+            aliases=("--pipeline-parallel-size", "--pp"),
+            at_least=1,
+            instead=_ONE_RANK,
+        ),
     ] = 1
     pp_max_micro_batch_size: A[
         int | None, Arg(help="Largest pipeline micro-batch.", at_least=1, instead=_ONE_RANK)
@@ -54,7 +59,12 @@ class Parallel(Namespace, ns=NS("parallel")):
         ),
     ] = False
     load_balance_method: A[
-        str, Arg(help="How the controller spreads requests.", choices=choices.LOAD_BALANCE_METHODS, instead=_ONE_RANK)
+        str,
+        Arg(
+            help="How the controller spreads requests.",
+            choices=choices.LOAD_BALANCE_METHODS,
+            instead=_ONE_RANK,
+        ),
     ] = "auto"
     ep_size: A[
         int,
@@ -86,8 +96,12 @@ class Parallel(Namespace, ns=NS("parallel")):
             instead=_ONE_RANK,
         ),
     ] = 1
-    enable_prefill_cp: A[bool, Arg(help="Split long prompts over the context ranks.", instead=_ONE_RANK)] = False
-    cp_strategy: A[str | None, Arg(help="How a prompt is split over the context ranks.", instead=_ONE_RANK)] = None
+    enable_prefill_cp: A[bool, Arg(help="Split long prompts over the context ranks.", instead=_ONE_RANK)] = (
+        False
+    )
+    cp_strategy: A[
+        str | None, Arg(help="How a prompt is split over the context ranks.", instead=_ONE_RANK)
+    ] = None
     dcp_size: A[
         int,
         Arg(
@@ -98,10 +112,14 @@ class Parallel(Namespace, ns=NS("parallel")):
         ),
     ] = 1
     enable_dp_lm_head: A[
-        bool, Arg(help="Shard the head over attention-TP under attention data parallelism.", instead=_ONE_RANK)
+        bool,
+        Arg(help="Shard the head over attention-TP under attention data parallelism.", instead=_ONE_RANK),
     ] = False
     dwdp_size: A[
-        int, Arg(help="Ranks over which dense weights are distributed and fetched.", at_least=1, instead=_ONE_RANK)
+        int,
+        Arg(
+            help="Ranks over which dense weights are distributed and fetched.", at_least=1, instead=_ONE_RANK
+        ),
     ] = 1
     ep_join_rank_offset: A[
         int, Arg(help="World rank of the first joiner of an elastic scale-up.", at_least=0, instead=_ONE_RANK)
@@ -116,15 +134,25 @@ class Parallel(Namespace, ns=NS("parallel")):
     ] = None
     nccl_port: A[
         int | None,
-        Arg(help="Port of the process group; a free one is drawn when not given.", resolvable=True, served=True),
+        Arg(
+            help="Port of the process group; a free one is drawn when not given.",
+            resolvable=True,
+            served=True,
+            at_least=1,
+            at_most=65535,
+        ),
     ] = None
     dist_timeout: A[
         int | None, Arg(help="Seconds that building the process group may take.", served=True, at_least=1)
     ] = None
 
     # What the leaves decide. Not annotated: never in the record.
-    attn_dp_size = Derived("Attention data-parallel replicas inside the tensor group.", ("enable_dp_attention", "dp_size"))
-    attn_tp_size = Derived("Tensor width of attention.", ("tp_size", "enable_dp_attention", "dp_size", "attn_cp_size"))
+    attn_dp_size = Derived(
+        "Attention data-parallel replicas inside the tensor group.", ("enable_dp_attention", "dp_size")
+    )
+    attn_tp_size = Derived(
+        "Tensor width of attention.", ("tp_size", "enable_dp_attention", "dp_size", "attn_cp_size")
+    )
     moe_ep_size = Derived("Expert-parallel width.", ("ep_size",))
     moe_tp_size = Derived("Tensor width inside one expert.", ("tp_size", "ep_size", "moe_dp_size"))
     dcp_enabled = Derived("Whether one sequence's cache is striped.", ("dcp_size",))
@@ -135,7 +163,7 @@ def _attention_data_parallel(value: int, stated: Mapping[str, Any]) -> dict[str,
     """``attn_dp_size=N`` is ``dp_size=N, enable_dp_attention=True``; one spelling at a time."""
     if value < 1:
         raise ValueError(f"--attn-dp-size must be at least 1, got {value}")
-    if stated.get("enable_dp_attention"):
+    if "enable_dp_attention" in stated:
         raise ValueError(
             f"--attn-dp-size {value} and --enable-dp-attention both set the attention data-parallel width; "
             "keep --attn-dp-size and remove --enable-dp-attention"

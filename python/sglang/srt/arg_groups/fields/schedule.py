@@ -11,7 +11,13 @@ _NO_PRIORITY = "leave it out: requests are taken in the order of --schedule-poli
 
 class Schedule(Namespace, ns=NS("schedule")):
     mem_fraction_static: A[
-        float | None, Arg(help="Share of memory for weights and the KV pool; computed when not given.", served=True)
+        float | None,
+        Arg(
+            help="Share of available memory for the KV pool; computed when not given.",
+            served=True,
+            at_least=0,
+            at_most=1,
+        ),
     ] = None
     max_running_requests: A[
         int | None, Arg(help="Most requests decoded at once.", resolvable=True, served=True, at_least=1)
@@ -61,12 +67,16 @@ class Schedule(Namespace, ns=NS("schedule")):
         int | None, Arg(help="Priority of requests that state none.", instead=_NO_PRIORITY)
     ] = None
     abort_on_priority_when_disabled: A[
-        bool, Arg(help="Answer 503 to a request with a priority while priorities are off.", instead=_NO_PRIORITY)
+        bool,
+        Arg(help="Answer 503 to a request with a priority while priorities are off.", instead=_NO_PRIORITY),
     ] = False
     schedule_conservativeness: A[
-        float, Arg(help="Scales the guess of future output length used for admission.", served=True, at_least=0)
+        float,
+        Arg(help="Scales the guess of future output length used for admission.", served=True, at_least=0),
     ] = 1.0
-    page_size: A[int | None, Arg(help="Tokens of one KV page.", resolvable=True, served=True, at_least=1)] = None
+    page_size: A[int | None, Arg(help="Tokens of one KV page.", resolvable=True, served=True, at_least=1)] = (
+        None
+    )
     disable_overlap_schedule: A[
         bool, Arg(help="Do not overlap scheduling with the forward.", resolvable=True, served=(True,))
     ] = False
@@ -77,5 +87,6 @@ class Schedule(Namespace, ns=NS("schedule")):
     enable_mixed_chunk: A[bool, Arg(help="Put decode rows into prefill batches.")] = False
     prefill_decode_interval: A[int | None, Arg(help="Decode rounds between two prefill batches.")] = None
     retraction_policy: A[
-        str, Arg(help="Who goes back to the queue when the pool runs out.", choices=choices.RETRACTION_POLICIES)
+        str,
+        Arg(help="Who goes back to the queue when the pool runs out.", choices=choices.RETRACTION_POLICIES),
     ] = "length"

@@ -15,7 +15,8 @@ _NO_PARSER = "leave it out and read the raw text: output parsers come later"
 class Serving(Namespace, ns=NS("serving")):
     # Tokenizer
     tokenizer_path: A[
-        str | None, Arg(help="Where the tokenizer is; default is the model path.", resolvable=True, served=True)
+        str | None,
+        Arg(help="Where the tokenizer is; default is the model path.", resolvable=True, served=True),
     ] = None
     tokenizer_mode: A[
         str, Arg(help="auto: the fast tokenizer; slow: the Python one.", choices=choices.TOKENIZER_MODES)
@@ -37,10 +38,14 @@ class Serving(Namespace, ns=NS("serving")):
 
     # Address and keys
     host: A[str, Arg(help="Address the HTTP server binds.", served=True)] = DEFAULT_HOST
-    port: A[int, Arg(help="Port of the HTTP server.", served=True, at_least=0)] = DEFAULT_PORT
+    port: A[int, Arg(help="Port of the HTTP server.", served=True, at_least=0, at_most=65535)] = DEFAULT_PORT
     fastapi_root_path: A[str, Arg(help="Path prefix when behind a proxy.", served=True)] = ""
-    api_key: A[str | None, Arg(help="Bearer token that normal routes ask for.", served=True, secret=True)] = None
-    admin_api_key: A[str | None, Arg(help="Bearer token of the control routes.", served=True, secret=True)] = None
+    api_key: A[str | None, Arg(help="Bearer token that normal routes ask for.", served=True, secret=True)] = (
+        None
+    )
+    admin_api_key: A[
+        str | None, Arg(help="Bearer token of the control routes.", served=True, secret=True)
+    ] = None
     ssl_keyfile: A[str | None, Arg(help="TLS key file.", served=True)] = None
     ssl_certfile: A[str | None, Arg(help="TLS certificate file; switches to https.", served=True)] = None
     enable_http2: A[bool, Arg(help="Serve HTTP/2 as well.")] = False
@@ -48,11 +53,12 @@ class Serving(Namespace, ns=NS("serving")):
 
     # Names
     served_model_name: A[
-        str | None, Arg(help="Name shown by /v1/models; default is the model path.", resolvable=True, served=True)
+        str | None,
+        Arg(help="Name shown by /v1/models; default is the model path.", resolvable=True, served=True),
     ] = None
-    weight_version: A[
-        str, Arg(help="Free text echoed in answers: which weights answered.", served=True)
-    ] = "default"
+    weight_version: A[str, Arg(help="Free text echoed in answers: which weights answered.", served=True)] = (
+        "default"
+    )
 
     # Templates, parsers and tools
     chat_template: A[str | None, Arg(help="Template name or jinja file for chats.", served=True)] = None
@@ -60,7 +66,8 @@ class Serving(Namespace, ns=NS("serving")):
     completion_template: A[str | None, Arg(help="Fill-in-the-middle template for /v1/completions.")] = None
     trust_request_chat_template: A[bool, Arg(help="Let a request bring its own template.")] = False
     default_chat_template_kwargs: A[
-        dict[str, Any] | None, Arg(help="JSON defaults under each request's chat_template_kwargs.", served=True)
+        dict[str, Any] | None,
+        Arg(help="JSON defaults under each request's chat_template_kwargs.", served=True),
     ] = None
     reasoning_parser: A[
         str | None, Arg(help="Splits thinking from the answer into reasoning_content.", instead=_NO_PARSER)
@@ -71,14 +78,16 @@ class Serving(Namespace, ns=NS("serving")):
     tool_server: A[str | None, Arg(help="Tool back ends of the Responses API.")] = None
     strip_thinking_cache: A[bool, Arg(help="Keep thinking out of the prefix cache.")] = False
     enable_strict_thinking: A[bool, Arg(help="Block tool and control tokens while thinking.")] = False
-    constrained_json_whitespace_pattern: A[str | None, Arg(help="Whitespace regex inside constrained JSON.")] = None
+    constrained_json_whitespace_pattern: A[
+        str | None, Arg(help="Whitespace regex inside constrained JSON.")
+    ] = None
     constrained_json_disable_any_whitespace: A[bool, Arg(help="Force compact constrained JSON.")] = False
 
     # Answers
     sampling_defaults: A[
         str,
         Arg(
-            help="Where unsaid sampling values come from: the model's generation config or OpenAI's defaults.",
+            help="Where unsaid sampling values come from: the model's generation config, or OpenAI.",
             choices=choices.SAMPLING_DEFAULTS,
             served=True,
         ),
@@ -90,7 +99,10 @@ class Serving(Namespace, ns=NS("serving")):
         bool, Arg(help="Cut over-long prompts or token limits instead of answering 400.", served=True)
     ] = False
     stream_interval: A[
-        int, Arg(help="Tokens between stream chunks; the first token always goes at once.", served=True, at_least=1)
+        int,
+        Arg(
+            help="Tokens between stream chunks; the first token always goes at once.", served=True, at_least=1
+        ),
     ] = 1
     incremental_streaming_output: A[
         bool, Arg(help="Native streams carry what is new instead of the whole text so far.", served=True)
@@ -98,9 +110,9 @@ class Serving(Namespace, ns=NS("serving")):
     stream_response_default_include_usage: A[
         bool, Arg(help="Send the last usage chunk even when the client did not ask.", served=True)
     ] = False
-    enable_cache_report: A[
-        bool, Arg(help="Fill usage.prompt_tokens_details.cached_tokens.", served=True)
-    ] = False
+    enable_cache_report: A[bool, Arg(help="Fill usage.prompt_tokens_details.cached_tokens.", served=True)] = (
+        False
+    )
     enable_response_store: A[bool, Arg(help="Keep Responses objects so that they can be fetched.")] = False
     enable_streaming_session: A[bool, Arg(help="Append-only sessions of low overhead.")] = False
 

@@ -11,10 +11,14 @@ _NO_DRAFT = "leave it out: the model decodes one token a step, drafts come later
 class Spec(Namespace, ns=NS("spec")):
     speculative_algorithm: A[
         str | None,
-        Arg(help="EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, DFLASH, DSPARK or a registered name.", instead=_NO_DRAFT),
+        Arg(
+            help="EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, DFLASH, DSPARK or a registered name.",
+            instead=_NO_DRAFT,
+        ),
     ] = None
     speculative_draft_model_path: A[
-        str | None, Arg(help="Weights of the draft.", aliases=("--speculative-draft-model",), instead=_NO_DRAFT)
+        str | None,
+        Arg(help="Weights of the draft.", aliases=("--speculative-draft-model",), instead=_NO_DRAFT),
     ] = None
     speculative_num_steps: A[int | None, Arg(help="Depth of a draft.", at_least=1, instead=_NO_DRAFT)] = None
     speculative_eagle_topk: A[int | None, Arg(help="Branches a step.", at_least=1, instead=_NO_DRAFT)] = None
@@ -31,10 +35,13 @@ class Spec(Namespace, ns=NS("spec")):
     speculative_draft_model_quantization: A[
         str | None, Arg(help="Quantization of the draft's weights.", instead=_NO_DRAFT)
     ] = None
-    speculative_adaptive: A[bool, Arg(help="Choose the draft depth while running.", instead=_NO_DRAFT)] = False
+    speculative_adaptive: A[bool, Arg(help="Choose the draft depth while running.", instead=_NO_DRAFT)] = (
+        False
+    )
     speculative_adaptive_config: A[
         str | None, Arg(help="JSON file with the candidate depths per batch size.", instead=_NO_DRAFT)
     ] = None
     _speculative_draft_quantization_explicitly_set: A[
-        bool | None, Arg(help="Whether the operator stated the draft's quantization.", cli=None, resolvable=True)
+        bool | None,
+        Arg(help="Whether the operator stated the draft's quantization.", cli=None, resolvable=True),
     ] = None

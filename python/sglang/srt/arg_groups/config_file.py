@@ -1,0 +1,26 @@
+"""``--config file.yaml``: the same settings as the command line, one key each.
+
+Read by the parser only. Must not expand or resolve anything: it hands back what the file states.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.arg_groups.spellings import stated_from
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Settings by declared name. Keys may use any long spelling, with dashes or underscores."""
+    import yaml  # kept out of start-up: most servers have no file
+
+    try:
+        parsed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"--config {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path} is not YAML: {error}") from error
+    if parsed is None:
+        return {}
+    if not isinstance(parsed, dict):
+        raise ValueError(f"--config {path} must hold `setting: value` lines, found a {type(parsed).__name__}")
+    return stated_from(parsed, f"--config {path}")

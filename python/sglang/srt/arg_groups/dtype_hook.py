@@ -1,0 +1,28 @@
+"""Chooses the type of computation.
+
+On CPU: bfloat16 where the processor multiplies it, else float32, and always float32 for exact repetition.
+"""
+
+from sglang.srt.arg_groups.model_override_base import ResolvingView
+from sglang.srt.platforms import cpu_has_bf16
+
+#: Other spellings that ``--dtype`` accepts.
+_SAME = {"half": "float16", "float": "float32"}
+
+
+def resolve_dtype(view: ResolvingView) -> None:
+    asked = view.dtype
+    dtype = _SAME.get(asked, asked)
+    if view.enable_deterministic_inference:
+        if dtype not in ("auto", "float32"):
+            raise ValueError(
+                f"--enable-deterministic-inference repeats exactly in float32 only, and --dtype is {asked}; "
+                "leave --dtype out or make it float32"
+            )
+        dtype = "float32"
+    elif dtype == "auto":
+        # On a GPU every served card has bf16; on a CPU it depends on the processor.
+        dtype = "bfloat16" if view.device != "cpu" or cpu_has_bf16() else "float32"
+    view.declare("dtype_hook", dtype=dtype)
+    if dtype == "float32" and not view.enable_deterministic_inference:
+        view.declare("dtype_hook", enable_deterministic_inference=True)

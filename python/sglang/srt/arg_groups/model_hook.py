@@ -1,0 +1,37 @@
+"""Opens the model's own config once and takes from it what the operator left open.
+
+Decides the context length and where the tokenizer is. Must not read a weight.
+"""
+
+from sglang.srt.arg_groups.arg_utils import Leaf
+from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.model_override_base import ResolvingView
+from sglang.srt.arg_groups.supported import refusal
+from sglang.srt.configs.model_config import ModelConfig
+
+
+def _refuse_early(view: ResolvingView, *names: str) -> None:
+    """What this build cannot do with the model files is said before the files are looked at."""
+    leaves: list[Leaf] = [LEAVES[name] for name in names]
+    sentences = [refusal(leaf, getattr(view, leaf.name)) for leaf in leaves]
+    found = [sentence for sentence in sentences if sentence]
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def resolve_model(view: ResolvingView) -> None:
+    _refuse_early(view, "load_format", "revision", "download_dir", "quantization")
+    config = ModelConfig.from_path(
+        view.model_path,
+        context_length=view.context_length,
+        override_json=view.json_model_override_args,
+        load_format=view.load_format,
+    )
+    if view.quantization == "gguf" and config.source != "gguf":
+        raise ValueError(
+            f"--quantization gguf needs a GGUF file, and {config.path} holds none; leave the flag out "
+            "or give the .gguf file as --model-path"
+        )
+    view.fill("model_hook", context_length=config.context_len)
+    if not view.skip_tokenizer_init:
+        view.fill("model_hook", tokenizer_path=str(config.path))

@@ -1,0 +1,64 @@
+"""The one resolution pass: an ordered list of small hooks, run once at a door.
+
+Read by the doors (``launch_server``, ``Engine``). A child process does not resolve again: it is handed the
+record and what was declared beside it. Must not hold a rule of its own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.arg_groups.device_hook import resolve_device
+from sglang.srt.arg_groups.dtype_hook import resolve_dtype
+from sglang.srt.arg_groups.kernel_hook import resolve_kernels
+from sglang.srt.arg_groups.model_hook import resolve_model
+from sglang.srt.arg_groups.model_override_base import ResolvingView, resolving_view
+from sglang.srt.arg_groups.overrides import (
+    declare,
+    declared_provenance,
+    forget,
+    is_resolved,
+    mark_resolved,
+    record_of,
+)
+from sglang.srt.arg_groups.parallel_hook import resolve_parallel
+from sglang.srt.arg_groups.process_hook import resolve_process
+from sglang.srt.arg_groups.schedule_hook import resolve_schedule
+from sglang.srt.arg_groups.serving_hook import resolve_serving
+from sglang.srt.arg_groups.values_hook import check_values
+
+Hook = Callable[[ResolvingView], None]
+
+#: Order matters: each hook may read what the ones above it decided.
+#: First what needs only the record, so that a wrong layout is refused before a model file is opened.
+HOOKS: tuple[Hook, ...] = (
+    check_values,
+    resolve_parallel,
+    resolve_device,
+    resolve_model,
+    resolve_dtype,
+    resolve_kernels,
+    resolve_schedule,
+    resolve_serving,
+    resolve_process,
+)
+
+
+def resolve(record: Any) -> None:
+    """Decide every open field of this record, once; ValueError for what the operator must change.
+
+    A refused record keeps exactly the declarations it came with.
+    """
+    record = record_of(record)
+    if is_resolved(record):
+        raise RuntimeError("this record is resolved already; build a fresh one to resolve again")
+    before = declared_provenance(record)
+    view = resolving_view(record)
+    try:
+        for hook in HOOKS:
+            hook(view)
+    except BaseException:
+        forget(record)
+        for item in before:
+            declare(record, item.source, **{item.name: item.value})
+        raise
+    mark_resolved(record)

@@ -1,0 +1,116 @@
+"""Every way to write a setting down, and how stated settings become field values.
+
+Read by the command line, the YAML file and keyword construction, so that all three accept the same names.
+Must not decide a value that nobody stated: that is resolution.
+"""
+
+import difflib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sglang.srt.arg_groups.arg_utils import Input, Leaf, strip_optional
+from sglang.srt.arg_groups.fields import INPUTS, LEAVES
+from sglang.srt.arg_groups.human_int import parse_human_int
+
+
+def _index() -> dict[str, Leaf | Input]:
+    """Option string -> what it sets. A spelling that two declarations claim is a mistake of ours."""
+    table: dict[str, Leaf | Input] = {}
+    targets: list[Leaf | Input] = [*LEAVES.values(), *INPUTS.values()]
+    for target in targets:
+        for flag in target.flags:
+            if flag in table:
+                raise TypeError(f"{flag} is declared by {table[flag].name} and by {target.name}")
+            table[flag] = target
+    return table
+
+
+#: ``--tp-size``, ``--tensor-parallel-size``, ``--tp`` -> the leaf ``tp_size``; and so on.
+SPELLINGS: dict[str, Leaf | Input] = _index()
+
+
+def nearest(name: str, known: list[str]) -> list[str]:
+    """The three known names that look most like this one."""
+    return difflib.get_close_matches(name, known, n=3, cutoff=0.0)
+
+
+def flag_of(key: str) -> str:
+    return "--" + key.removeprefix("--").replace("_", "-")
+
+
+def target_of(key: str, where: str) -> Leaf | Input:
+    """What ``tp_size``, ``tp-size`` or ``tp`` names; ValueError with the nearest names otherwise."""
+    if key in LEAVES:
+        return LEAVES[key]
+    found = SPELLINGS.get(flag_of(key))
+    if found is None:
+        close = ", ".join(name.removeprefix("--") for name in nearest(flag_of(key), list(SPELLINGS)))
+        raise ValueError(f"{where}: no setting is called {key!r}; the nearest are {close}")
+    return found
+
+
+def display(target: Leaf | Input) -> str:
+    return target.flags[0] if target.flags else target.name
+
+
+def parse_json(text: str, tp: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=tp)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{text!r} is not the JSON expected here: {error}") from error
+
+
+def convert(target: Leaf | Input, value: Any, where: str) -> Any:
+    """A value from YAML or a keyword, as the declared type; ValueError names field, rule and value."""
+    tp = target.type
+    if isinstance(target, Leaf):
+        inner, _ = strip_optional(tp)
+        if isinstance(value, str) and target.arg.human_int:
+            return parse_human_int(value)
+        if target.kind == "json" and isinstance(value, str):
+            return parse_json(value, inner)
+        if inner is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        # A JSON field whose type is text (json_model_override_args) may be given as the object it stands for.
+        if inner is str and isinstance(value, Mapping):
+            return json.dumps(value)
+    try:
+        return msgspec.convert(value, tp)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{where}: {display(target)} got {value!r}: {error}") from error
+
+
+def stated_from(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings by any spelling -> settings by declared name (fields and inputs), values converted."""
+    stated: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for key, value in mapping.items():
+        target = target_of(str(key), where)
+        if target.name in stated:
+            raise ValueError(f"{where}: {written[target.name]!r} and {key!r} are the same setting; keep one")
+        stated[target.name] = convert(target, value, where)
+        written[target.name] = str(key)
+    return stated
+
+
+def _warn_deprecated(stated: Mapping[str, Any]) -> None:
+    for name, value in stated.items():
+        target = INPUTS.get(name) or LEAVES[name]
+        sentence = target.deprecated if isinstance(target, Input) else target.arg.deprecated
+        if sentence and value not in (False, None):
+            warnings.warn(f"{display(target)} is deprecated: {sentence}", FutureWarning, stacklevel=4)
+
+
+def fields_from(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by declared name -> record fields: inputs are expanded into the fields they set."""
+    _warn_deprecated(stated)
+    fields = {name: value for name, value in stated.items() if name in LEAVES}
+    for name, value in stated.items():
+        if name in INPUTS:
+            fields.update(INPUTS[name].expand(value, stated))
+    return fields

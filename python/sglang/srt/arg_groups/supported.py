@@ -1,0 +1,41 @@
+"""Refuses what is declared but not served by this build, before the first process starts.
+
+Read by the doors, after resolution. The only list is ``Arg(served=...)`` in the declarations; must not keep
+another.
+"""
+
+from typing import Any
+
+from sglang.srt.arg_groups.arg_utils import Leaf
+from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.overrides import record_of, resolution_result
+
+
+def is_served(leaf: Leaf, value: Any) -> bool:
+    """The default always is: it is what the engine does when nobody says anything."""
+    served = leaf.arg.served
+    if served is True or (not leaf.required and value == leaf.default):
+        return True
+    if served is False:
+        return False
+    items = value if isinstance(value, list) else [value]
+    return all(item in served for item in items)
+
+
+def refusal(leaf: Leaf, value: Any) -> str | None:
+    """One sentence: the flag, the value, what to do instead; None when the value is served."""
+    if is_served(leaf, value):
+        return None
+    name = leaf.flag or leaf.name
+    shown = "" if value is True or leaf.arg.secret else f" {value}"
+    instead = leaf.arg.instead or f"leave it out (default: {leaf.default})"
+    return f"{name}{shown} is not served yet; {instead}"
+
+
+def refuse_unserved(record: Any) -> None:
+    """ValueError naming every setting of the resolved record that this build would have to ignore."""
+    record = record_of(record)
+    found = [refusal(leaf, resolution_result(record, name)) for name, leaf in LEAVES.items()]
+    sentences = [sentence for sentence in found if sentence]
+    if sentences:
+        raise ValueError("\n".join(sentences))

@@ -1,0 +1,42 @@
+"""Checks each number and choice against the limits in its own declaration.
+
+Run first, so that every later hook may count on them. Decides nothing.
+"""
+
+import math
+from typing import Any
+
+from sglang.srt.arg_groups.arg_utils import Leaf
+from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.model_override_base import ResolvingView
+
+
+def _limits(leaf: Leaf) -> str:
+    arg = leaf.arg
+    words = [f"at least {arg.at_least:g}"] if arg.at_least is not None else []
+    words += [f"at most {arg.at_most:g}"] if arg.at_most is not None else []
+    text = " and ".join(words)
+    return f"{text}, or {arg.or_exactly}" if arg.or_exactly is not None else text
+
+
+def violation(leaf: Leaf, value: Any) -> str | None:
+    """A sentence when the value breaks a limit of its declaration, else None."""
+    arg = leaf.arg
+    if value is None or value == leaf.default:
+        return None
+    if arg.choices is not None and value not in arg.choices:
+        return f"{leaf.flag} {value!r} is not one of {', '.join(map(str, arg.choices))}"
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value == arg.or_exactly:
+        return None
+    if math.isnan(value):
+        return f"{leaf.flag} must be a number, got {value}"
+    low = arg.at_least is not None and value < arg.at_least
+    high = arg.at_most is not None and value > arg.at_most
+    return f"{leaf.flag} must be {_limits(leaf)}, got {value}" if low or high else None
+
+
+def check_values(view: ResolvingView) -> None:
+    found = [violation(leaf, getattr(view, name)) for name, leaf in LEAVES.items()]
+    sentences = [sentence for sentence in found if sentence]
+    if sentences:
+        raise ValueError("\n".join(sentences))

@@ -1,0 +1,85 @@
+// The operators as torch sees them: schemas, argument checks, and the step to the picked instruction set. The only file that
+// knows torch, and only through its stable interface.
+#include <Python.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <string>
+
+#include "isa.h"
+#include "ops.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename T>
+using AddNorm = void (*)(T*, T*, const T*, int64_t, int64_t, float);
+
+template <typename T>
+AddNorm<T> pick_fused_add_rmsnorm() {
+  switch (sgl::isa()) {
+    case sgl::Isa::avx512: return sgl::avx512::fused_add_rmsnorm;
+    case sgl::Isa::avx2: return sgl::avx2::fused_add_rmsnorm;
+    default: return sgl::base::fused_add_rmsnorm;
+  }
+}
+
+// Rows that one thread takes at least: below this, waking a second thread costs more than it saves.
+int64_t rows_per_task(int64_t hidden) { return hidden > 0 ? 1 + 32768 / hidden : 1; }
+
+template <typename T>
+void run_fused_add_rmsnorm(Tensor& input, Tensor& residual, const Tensor& weight, int64_t rows, int64_t hidden, float eps) {
+  const AddNorm<T> kernel = pick_fused_add_rmsnorm<T>();
+  T* in = static_cast<T*>(input.mutable_data_ptr());
+  T* res = static_cast<T*>(residual.mutable_data_ptr());
+  const T* w = static_cast<const T*>(weight.const_data_ptr());
+  torch::stable::parallel_for(0, rows, rows_per_task(hidden), [=](int64_t begin, int64_t end) {
+    kernel(in + begin * hidden, res + begin * hidden, w, end - begin, hidden, eps);
+  });
+}
+
+void fused_add_rmsnorm(Tensor input, Tensor residual, Tensor weight, double eps) {
+  STD_TORCH_CHECK(input.dim() == 2, "fused_add_rmsnorm: input is [rows, hidden], got ", input.dim(), " dimensions");
+  const int64_t rows = input.size(0);
+  const int64_t hidden = input.size(1);
+  STD_TORCH_CHECK(residual.dim() == 2 && residual.size(0) == rows && residual.size(1) == hidden,
+                  "fused_add_rmsnorm: residual has the shape of input, [", rows, ", ", hidden, "]");
+  STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == hidden, "fused_add_rmsnorm: weight is [", hidden, "]");
+  STD_TORCH_CHECK(input.is_contiguous() && residual.is_contiguous() && weight.is_contiguous(),
+                  "fused_add_rmsnorm: all tensors are contiguous; call .contiguous() first");
+  STD_TORCH_CHECK(residual.scalar_type() == input.scalar_type() && weight.scalar_type() == input.scalar_type(),
+                  "fused_add_rmsnorm: input, residual and weight have one dtype");
+  STD_TORCH_CHECK(rows * hidden == 0 || input.const_data_ptr() != residual.const_data_ptr(),
+                  "fused_add_rmsnorm: input and residual are both written, so they are two tensors");
+  if (rows * hidden == 0) return;
+  switch (input.scalar_type()) {
+    case ScalarType::Float:
+      return run_fused_add_rmsnorm<float>(input, residual, weight, rows, hidden, static_cast<float>(eps));
+    case ScalarType::BFloat16:
+      return run_fused_add_rmsnorm<sgl::bf16>(input, residual, weight, rows, hidden, static_cast<float>(eps));
+    default: STD_TORCH_CHECK(false, "fused_add_rmsnorm: float32 and bfloat16 are served, no other dtype");
+  }
+}
+
+std::string isa_level() { return sgl::isa_name(sgl::isa()); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(sgl_kernel, m) {
+  m.def("fused_add_rmsnorm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps) -> ()");
+  m.def("isa_level() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) { m.impl("fused_add_rmsnorm", TORCH_BOX(&fused_add_rmsnorm)); }
+
+STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) { m.impl("isa_level", TORCH_BOX(&isa_level)); }
+
+// Importing the module is what registers the operators; it has no names of its own.
+extern "C" PyMODINIT_FUNC PyInit__C(void) {
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  return PyModule_Create(&module);
+}

@@ -1,0 +1,40 @@
+// `Vec` for any processor: four floats in an array, which the compiler turns into what the base instruction set has.
+#pragma once
+
+SGL_KERNEL_BEGIN
+
+struct Vec {
+  static constexpr int64_t width = 4;
+  float lane[width];
+
+  static Vec zero() { return Vec{{0.f, 0.f, 0.f, 0.f}}; }
+  static Vec same(float x) { return Vec{{x, x, x, x}}; }
+
+  template <typename T>
+  static Vec load(const T* from) {
+    Vec out;
+    for (int64_t i = 0; i < width; ++i) out.lane[i] = load_one(from + i);
+    return out;
+  }
+
+  template <typename T>
+  void store(T* to) const {
+    for (int64_t i = 0; i < width; ++i) store_one(to + i, lane[i]);
+  }
+
+  float sum() const { return (lane[0] + lane[1]) + (lane[2] + lane[3]); }
+};
+
+inline Vec operator+(Vec a, Vec b) {
+  for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] += b.lane[i];
+  return a;
+}
+
+inline Vec operator*(Vec a, Vec b) {
+  for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] *= b.lane[i];
+  return a;
+}
+
+inline Vec multiply_add(Vec a, Vec b, Vec c) { return a * b + c; }
+
+SGL_KERNEL_END

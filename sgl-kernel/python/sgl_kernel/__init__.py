@@ -1,0 +1,20 @@
+"""Owns the loading of the compiled kernels: importing this registers the operators `torch.ops.sgl_kernel.*`.
+
+Read by whoever wants the fast form of an operation on a CPU. It must not hold kernels: each family has its
+file.
+"""
+
+import torch
+
+from sgl_kernel import _C as _C  # after torch: it links against torch's libraries
+from sgl_kernel.norm import fused_add_rmsnorm
+
+__all__ = ["fused_add_rmsnorm", "isa_level"]
+
+
+def isa_level() -> str:
+    """The instruction set that the kernels run with: `base`, `avx2` or `avx512`.
+
+    The best one that the processor has, unless `SGL_KERNEL_ISA` names another before the first call.
+    """
+    return str(torch.ops.sgl_kernel.isa_level())

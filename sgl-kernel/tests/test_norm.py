@@ -1,0 +1,168 @@
+"""The normalisation kernel against its reference, at every instruction set that this processor has.
+
+The set is picked once per process, so each forced one runs in a process of its own: it is handed the cases in
+a file and leaves its answers there.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import sgl_kernel
+from sgl_kernel.norm import fused_add_rmsnorm, fused_add_rmsnorm_reference
+
+LEVELS = ("base", "avx2", "avx512")
+# Widths around the register sizes (4, 8, 16), a model's width, a single column, and none.
+SHAPES = ((1, 576), (7, 576), (3, 17), (2, 16), (2, 15), (5, 1), (1, 64), (130, 640), (0, 576), (3, 0))
+EPS = 1e-5
+
+RUN_AT_LEVEL = """
+import sys, torch, sgl_kernel
+cases = torch.load(sys.argv[1])
+for case in cases:
+    sgl_kernel.fused_add_rmsnorm(*case, 1e-5)
+torch.save((sgl_kernel.isa_level(), cases), sys.argv[1])
+"""
+
+
+def supported_levels():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        flags = next((line.split() for line in file if line.startswith("flags")), [])
+    has = {"base": True, "avx2": "avx2" in flags and "fma" in flags}
+    has["avx512"] = has["avx2"] and all(f"avx512{part}" in flags for part in ("f", "bw", "dq", "vl"))
+    return [level for level in LEVELS if has[level]]
+
+
+def make_cases(dtype):
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    return [(draw(rows, hidden), draw(rows, hidden) * 3, draw(hidden)) for rows, hidden in SHAPES]
+
+
+def run_at(level, cases, folder):
+    """What the kernel makes of the cases with the level forced; the arguments are written in place over
+    there.
+    """
+    path = folder / "cases.pt"
+    torch.save(cases, path)
+    environment = {**os.environ, "SGL_KERNEL_ISA": level}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RUN_AT_LEVEL, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done, torch.load(path) if done.returncode == 0 else None
+
+
+def assert_close(got, wanted):
+    if got.dtype == torch.bfloat16:
+        # The sums run in another order, so a value may fall on the other side of a rounding step: one step,
+        # not two.
+        torch.testing.assert_close(got.float(), wanted.float(), rtol=2**-7, atol=1e-6)
+    else:
+        torch.testing.assert_close(got, wanted, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_kernel_equals_the_reference(level, dtype, tmp_path):
+    if level not in supported_levels():
+        pytest.skip(f"this processor has no {level}")
+    cases = make_cases(dtype)
+    done, answer = run_at(level, cases, tmp_path)
+    assert done.returncode == 0, done.stderr
+    ran_with, answers = answer
+    assert ran_with == level
+    for (x, residual, weight), (got, got_residual, got_weight) in zip(cases, answers, strict=True):
+        wanted, wanted_residual = fused_add_rmsnorm_reference(x, residual, weight, EPS)
+        assert torch.equal(got_residual, wanted_residual)  # one addition and one rounding: nothing may differ
+        assert_close(got, wanted)
+        assert torch.equal(got_weight, weight)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rounding_to_bfloat16_is_that_of_torch(level, tmp_path):
+    """Ties, the largest values, denormals, infinities and NaN, which shifting alone gets wrong."""
+    if level not in supported_levels():
+        pytest.skip(f"this processor has no {level}")
+    special = [0.0, -0.0, 1.0, float("inf"), float("-inf"), float("nan"), 3.3e38, 1e-40, 2**-133]
+    values = torch.cat([torch.tensor(special), torch.randn(64 - len(special))]).to(torch.bfloat16)
+    added = torch.cat([torch.zeros(len(special)), torch.randn(64 - len(special))]).to(torch.bfloat16)
+    ties = (
+        torch.tensor([1.0, 1.0 + 2**-7]).to(torch.bfloat16),
+        torch.tensor([2**-8, 2**-8]).to(torch.bfloat16),
+    )
+    residual = torch.cat([values, ties[0]]).reshape(1, -1)
+    x = torch.cat([added, ties[1]]).reshape(1, -1)
+    weight = torch.ones(residual.shape[1], dtype=torch.bfloat16)
+    done, answer = run_at(level, [(x, residual, weight)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(answer[1][0][1], x + residual, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_best_level_is_picked_where_none_is_forced():
+    if os.environ.get("SGL_KERNEL_ISA"):
+        pytest.skip("SGL_KERNEL_ISA is set")
+    assert sgl_kernel.isa_level() == supported_levels()[-1]
+
+
+def test_an_unknown_level_is_refused_with_the_names(tmp_path):
+    done, _ = run_at("sse9", make_cases(torch.float32), tmp_path)
+    assert done.returncode != 0
+    assert "use one of base, avx2, avx512" in done.stderr
+
+
+def test_the_reference_is_the_norm_of_the_sum():
+    """The reference is what everything else is held to, so it is held to arithmetic written out by hand."""
+    x, residual, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]), torch.tensor([1.0, 10.0])
+    normalised, total = fused_add_rmsnorm_reference(x, residual, weight, 0.0)
+    assert total.tolist() == [[3.0, 4.0]]
+    rms = ((9 + 16) / 2) ** 0.5
+    torch.testing.assert_close(normalised, torch.tensor([[3 / rms, 40 / rms]]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((torch.ones(4), torch.ones(4), torch.ones(4)), r"input is \[rows, hidden\]"),
+        ((torch.ones(2, 4), torch.ones(3, 4), torch.ones(4)), "residual has the shape of input"),
+        ((torch.ones(2, 4), torch.ones(2, 4), torch.ones(5)), r"weight is \[4\]"),
+        ((torch.ones(4, 2).t(), torch.ones(2, 4), torch.ones(4)), "contiguous"),
+        ((torch.ones(2, 4), torch.ones(2, 4), torch.ones(4).bfloat16()), "one dtype"),
+        ((torch.ones(2, 4).half(), torch.ones(2, 4).half(), torch.ones(4).half()), "no other dtype"),
+        ((torch.ones(2, 4),) * 2 + (torch.ones(4),), "two tensors"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments, said):
+    with pytest.raises(RuntimeError, match=said):
+        fused_add_rmsnorm(*arguments)
+
+
+def test_several_threads_give_the_answer_of_one():
+    x, residual, weight = make_cases(torch.float32)[7]
+    wanted, wanted_residual = x.clone(), residual.clone()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        fused_add_rmsnorm(wanted, wanted_residual, weight, EPS)
+        torch.set_num_threads(2)
+        fused_add_rmsnorm(x, residual, weight, EPS)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(x, wanted) and torch.equal(residual, wanted_residual)
+
+
+def test_the_operator_keeps_torchs_rules():
+    """Schema, fake form and in-place writes as declared: what `torch.compile` relies on."""
+    torch.library.opcheck(
+        torch.ops.sgl_kernel.fused_add_rmsnorm.default, (*make_cases(torch.float32)[0], EPS)
+    )

@@ -1,0 +1,59 @@
+"""What does a read through the context cost? Prints nanoseconds per read beside a plain module global.
+
+Usage: python benchmark/bench_context_read.py [--reads N]. Every layer hundreds of times a step asks for a width, so a
+read is to stay within about 300 ns. The best of several rounds is shown: other work on the machine only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import timeit
+from typing import Any
+
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, get_schedule, publish, reset_context
+from sglang.srt.server_args import ServerArgs
+
+PLAIN_GLOBAL = 8
+
+READS = {
+    "plain module global": "PLAIN_GLOBAL",
+    "leaf        get_parallel().tp_size": "get_parallel().tp_size",
+    "quotient    get_parallel().attn_tp_size": "get_parallel().attn_tp_size",
+    "stamp       get_parallel().tp_rank": "get_parallel().tp_rank",
+    "computed    get_parallel().attn_dcp_rank": "get_parallel().attn_dcp_rank",
+    "kept reader parallel.attn_tp_size": "parallel.attn_tp_size",
+    "bag leaf    get_schedule().page_size": "get_schedule().page_size",
+}
+
+
+def nanoseconds(statement: str, names: dict[str, Any], reads: int, rounds: int = 7) -> float:
+    """Best round, per read."""
+    timer = timeit.Timer(statement, globals=names)
+    return min(timer.repeat(repeat=rounds, number=reads)) / reads * 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reads", type=int, default=200_000, help="reads per round")
+    reads = parser.parse_args().reads
+    record = ServerArgs(model_path="dummy", tp_size=8, dp_size=2, enable_dp_attention=True)
+    publish(record, role="test", ranks=SpawnRanks(world_rank=5))
+    parallel = get_parallel()
+    names = {
+        "PLAIN_GLOBAL": PLAIN_GLOBAL,
+        "get_parallel": get_parallel,
+        "get_schedule": get_schedule,
+        "parallel": parallel,
+    }
+    rows = {label: nanoseconds(statement, names, reads) for label, statement in READS.items()}
+    with parallel.override(attn_tp_rank=1):
+        rows["scope       get_parallel().attn_tp_rank"] = nanoseconds(
+            "get_parallel().attn_tp_rank", names, reads
+        )
+    for label, cost in rows.items():
+        print(f"{label:<42} {cost:8.1f} ns")
+    reset_context()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Where experts are placed and how often each is asked."""

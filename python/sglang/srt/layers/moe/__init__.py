@@ -1,0 +1,1 @@
+"""Expert layers: which experts run where, with which kernels, over which transport."""

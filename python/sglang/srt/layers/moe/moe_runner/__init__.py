@@ -1,0 +1,1 @@
+"""How the experts of one layer are computed."""

@@ -1,0 +1,167 @@
+"""Which expert back ends are active, and which collectives the expert layers may leave out. Expert models come later.
+
+Read by expert layers and draft workers. The active choice lives in ``get_flags().moe``; must not keep a copy.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sglang.srt.arg_groups.choices import MOE_A2A_BACKENDS
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+from sglang.srt.runtime_context import get_exec, get_flags, get_forward, get_parallel
+
+__all__ = [
+    "MoeA2ABackend",
+    "MoeRunnerBackend",
+    "get_moe_a2a_backend",
+    "get_moe_runner_backend",
+    "initialize_moe_config",
+    "is_sbo_enabled",
+    "is_tbo_enabled",
+    "should_skip_mlp_all_reduce",
+    "should_skip_post_experts_all_reduce",
+    "should_use_dp_reduce_scatterv",
+    "speculative_moe_a2a_backend_context",
+    "speculative_moe_backend_context",
+]
+
+
+class MoeA2ABackend(enum.Enum):
+    """Transport between experts."""
+
+    NONE = "none"
+    DEEPEP = "deepep"
+    MOONCAKE = "mooncake"
+    NIXL = "nixl"
+    MORI = "mori"
+    ASCEND_FUSEEP = "ascend_fuseep"
+    FLASHINFER = "flashinfer"
+    MEGAMOE = "megamoe"
+    DEEPEP_V2 = "deepep_v2"
+    ASCEND_TP = "ascend_tp"
+    PPLX = "pplx"
+    FLASHINFER_MEGAMOE = "flashinfer_megamoe"
+
+    def is_none(self) -> bool:
+        return self is MoeA2ABackend.NONE
+
+    def is_deepep(self) -> bool:
+        return self is MoeA2ABackend.DEEPEP
+
+
+if tuple(backend.value for backend in MoeA2ABackend) != MOE_A2A_BACKENDS:
+    raise AssertionError(
+        "MoeA2ABackend and choices.MOE_A2A_BACKENDS must name the same back ends in the same order"
+    )
+
+
+class MoeRunnerBackend(enum.Enum):
+    """Kernels of the experts. AUTO: the layer chooses what this device has."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    CPU = "cpu"
+    TRITON = "triton"
+
+    def is_auto(self) -> bool:
+        return self is MoeRunnerBackend.AUTO
+
+    def is_triton(self) -> bool:
+        return self is MoeRunnerBackend.TRITON
+
+
+def initialize_moe_config() -> None:
+    """Fill ``get_flags().moe`` from the published configuration."""
+    moe, flags = get_exec().moe, get_flags().moe
+    flags.a2a_backend = MoeA2ABackend(moe.moe_a2a_backend)
+    flags.runner_backend = _runner(moe.moe_runner_backend, "--moe-runner-backend")
+    # A draft without its own choice runs on the target's.
+    flags.speculative_a2a_backend = (
+        flags.a2a_backend
+        if moe.speculative_moe_a2a_backend is None
+        else MoeA2ABackend(moe.speculative_moe_a2a_backend)
+    )
+    flags.speculative_runner_backend = (
+        flags.runner_backend
+        if moe.speculative_moe_runner_backend is None
+        else _runner(moe.speculative_moe_runner_backend, "--speculative-moe-runner-backend")
+    )
+    flags.deepep_mode = moe.deepep_mode
+    flags.deepep_config = moe.deepep_config or ""
+    flags.tbo_enabled = get_exec().overlap.enable_two_batch_overlap
+    flags.sbo_enabled = moe.enable_single_batch_overlap
+    flags.tbo_token_distribution_threshold = moe.tbo_token_distribution_threshold
+    flags.disable_fp4_allgather = moe.disable_flashinfer_cutlass_moe_fp4_allgather
+
+
+def _runner(name: str, flag: str) -> MoeRunnerBackend:
+    try:
+        return MoeRunnerBackend(name)
+    except ValueError as error:
+        known = ", ".join(backend.value for backend in MoeRunnerBackend)
+        raise ValueError(f"{flag} {name!r} is not known; use one of {known}") from error
+
+
+def get_moe_a2a_backend() -> MoeA2ABackend:
+    """The transport in force; none before anything was configured."""
+    backend: MoeA2ABackend | None = get_flags().moe.a2a_backend
+    return MoeA2ABackend.NONE if backend is None else backend
+
+
+def get_moe_runner_backend() -> MoeRunnerBackend:
+    """The kernels in force; automatic before anything was configured."""
+    backend: MoeRunnerBackend | None = get_flags().moe.runner_backend
+    return MoeRunnerBackend.AUTO if backend is None else backend
+
+
+def is_tbo_enabled() -> bool:
+    """Two halves of a batch overlap."""
+    return get_flags().moe.tbo_enabled
+
+
+def is_sbo_enabled() -> bool:
+    """Communication overlaps inside one batch."""
+    return get_flags().moe.sbo_enabled
+
+
+@contextmanager
+def speculative_moe_backend_context() -> Iterator[None]:
+    """The draft's expert kernels for a block. Draft layers are unquantized, so gathering in fp4 is off inside."""
+    moe = get_flags().moe
+    drafted = moe.speculative_runner_backend
+    runner = get_moe_runner_backend() if drafted is None else drafted
+    with moe.override(runner_backend=runner, disable_fp4_allgather=True, speculative_context=True):
+        yield
+
+
+@contextmanager
+def speculative_moe_a2a_backend_context() -> Iterator[None]:
+    """The draft's transport between experts for a block."""
+    moe = get_flags().moe
+    drafted = moe.speculative_a2a_backend
+    transport = get_moe_a2a_backend() if drafted is None else drafted
+    with moe.override(a2a_backend=transport, disable_fp4_allgather=True, speculative_context=True):
+        yield
+
+
+def should_skip_mlp_all_reduce() -> bool:
+    """The decoder sums later: fused into its next norm, or by a reduce-scatter."""
+    forward = get_forward()
+    return forward.fuse_mlp_allreduce or forward.mlp_reduce_scatter
+
+
+def should_skip_post_experts_all_reduce(*, is_tp_path: bool) -> bool:
+    """The same for expert layers; on the tensor path a variable reduce-scatter over the replicas sums too."""
+    return should_skip_mlp_all_reduce() or (is_tp_path and should_use_dp_reduce_scatterv())
+
+
+def should_use_dp_reduce_scatterv() -> bool:
+    """One reduce-scatter in place of all-reduce and scatter: only when every rank is a replica of its own, so that
+    the list of row counts has one entry per member of the group."""
+    if not is_dp_attention_enabled():
+        return False
+    parallel = get_parallel()
+    return bool(parallel.attn_dp_size == parallel.tp_size > 1)

@@ -1,0 +1,1 @@
+"""Runs the model: composes weights, caches, attention and graphs into one forward."""

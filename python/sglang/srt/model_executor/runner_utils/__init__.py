@@ -1,0 +1,1 @@
+"""What graph runners share."""

@@ -1,0 +1,25 @@
+"""The memory pool that all recorded graphs of this process share.
+
+Read by graph runners only. The handle lives in the context's resources; must not be kept by a runner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.runtime_context import get_resources
+
+__all__ = ["get_global_graph_memory_pool", "get_or_create_global_graph_memory_pool"]
+
+
+def get_global_graph_memory_pool() -> Any | None:
+    """The shared pool, or None before the first capture."""
+    return get_resources().graph_memory_pool
+
+
+def get_or_create_global_graph_memory_pool(device_module: Any) -> Any:
+    """The shared pool, asked of the device module (``torch.cuda`` and its like) the first time."""
+    resources = get_resources()
+    if resources.graph_memory_pool is None:
+        resources.graph_memory_pool = device_module.graph_pool_handle()
+    return resources.graph_memory_pool

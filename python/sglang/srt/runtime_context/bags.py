@@ -1,0 +1,137 @@
+"""Owns the read-only namespaces that publish projects from the record: ``get_schedule()``, ``get_exec().kernel`` ...
+
+Read everywhere. A bag's leaves are ordinary instance attributes, so a read costs an attribute load and traces.
+Must not decide a value: bags carry what resolution decided, a scoped ``override`` states another for a block.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.arg_groups.fields import DERIVED, LEAVES, NAMESPACES
+from sglang.srt.arg_groups.overrides import resolution_result
+from sglang.srt.runtime_context.widths import published_widths
+
+__all__ = ["PARALLEL", "TOP_NAMESPACES", "Bag", "build_bags", "namespace_of", "project"]
+
+#: The namespace that is read through ``ParallelContext``, not through a bag.
+PARALLEL = "parallel"
+
+#: What ``get_<name>()`` exists for.
+TOP_NAMESPACES: tuple[str, ...] = tuple(dict.fromkeys(path.partition(".")[0] for path in NAMESPACES))
+
+
+class Bag:
+    """One published namespace. Unknown and assigned attributes are errors; sub-namespaces are attributes."""
+
+    _namespace: str
+    _leaves: frozenset[str]
+    _in_scope: list[str]
+
+    def __init__(self, namespace: str, values: Mapping[str, Any], parts: Mapping[str, Bag]) -> None:
+        self.__dict__.update(_namespace=namespace, _leaves=frozenset(values), _in_scope=[], **values, **parts)
+
+    def __getattr__(self, name: str) -> Any:
+        namespace = self.__dict__.get("_namespace")
+        if namespace is None or name.startswith("__"):  # a probe of `copy`, before __init__
+            raise AttributeError(name)
+        raise AttributeError(f"published namespace '{namespace}' has no '{name}'{_where(name, self)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"published namespace '{self._namespace}' is read-only: state {name} with .override({name}=...) for a block "
+            f"or with get_context().override(source, {name}=...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"Bag({self._namespace}, {', '.join(f'{name}={value!r}' for name, value in self.values().items())})"
+
+    def values(self) -> dict[str, Any]:
+        """The leaves of this namespace, without its parts."""
+        return {name: value for name, value in self.__dict__.items() if name in self._leaves}
+
+    def write(self, name: str, value: Any) -> Any:
+        """Replace one leaf for good and return what it was; the context logs it. Refused inside a scope of it."""
+        if name in self._in_scope:
+            raise RuntimeError(
+                f"{self._namespace}.{name} is stated by an open scope, which would drop this write when it closes"
+            )
+        before = self.__dict__[name]
+        self.__dict__[name] = value
+        return before
+
+    @contextmanager
+    def override(self, **leaves: Any) -> Iterator[None]:
+        """State leaves of this namespace for the length of a block; names are checked before any is written."""
+        unknown = [name for name in leaves if name not in self._leaves]
+        if unknown:
+            hints = "".join(_where(name, self) for name in unknown)
+            raise ValueError(f"published namespace '{self._namespace}' has no {', '.join(unknown)}{hints}")
+        before = {name: self.__dict__[name] for name in leaves}
+        self.__dict__.update(leaves)
+        self._in_scope.extend(leaves)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+            for name in leaves:
+                self._in_scope.remove(name)
+
+
+def _where(name: str, bag: Bag) -> str:
+    """Where the name is, if anywhere: another namespace, or a near spelling in this one."""
+    home = namespace_of(name)
+    if home is not None and home != bag._namespace:
+        top, _, rest = home.partition(".")
+        return f"; it is in get_{top}(){'.' + rest if rest else ''}"
+    if home is not None:
+        return "; the published record does not carry it"
+    near = difflib.get_close_matches(name, list(bag.__dict__), n=3)
+    return f"; nearest: {', '.join(near)}" if near else ""
+
+
+def namespace_of(name: str) -> str | None:
+    """The dotted namespace a leaf or derived name is published in; None for a name nobody declared."""
+    if name in LEAVES:
+        return LEAVES[name].namespace
+    return next((path for path, quotients in DERIVED.items() if name in quotients), None)
+
+
+def project(record: Any) -> dict[str, dict[str, Any]]:
+    """Dotted namespace -> what the record says there after resolution, derived values included.
+
+    Any object may be published: leaves it lacks are absent, and so is a derived value whose inputs are.
+    """
+    leaves: dict[str, Any] = {}
+    for name in LEAVES:
+        try:
+            leaves[name] = resolution_result(record, name)
+        except AttributeError:
+            continue
+    values: dict[str, dict[str, Any]] = {path: {} for path in NAMESPACES}
+    for name, value in leaves.items():
+        values[LEAVES[name].namespace][name] = value
+    for path, quotients in DERIVED.items():
+        for name, derived in quotients.items():
+            if derived.compute is not None and all(needed in leaves for needed in derived.inputs):
+                values[path][name] = derived.compute(**{needed: leaves[needed] for needed in derived.inputs})
+    values[PARALLEL].update(published_widths(leaves))
+    return values
+
+
+def build_bags(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Bag]:
+    """The top-level bags, each holding its sub-namespaces; ``parallel`` has none, its reader is the context."""
+    bags: dict[str, Bag] = {}
+    for top in TOP_NAMESPACES:
+        if top == PARALLEL:
+            continue
+        parts = {
+            path.partition(".")[2]: Bag(path, values[path], {})
+            for path in NAMESPACES
+            if path.startswith(f"{top}.")
+        }
+        bags[top] = Bag(top, values.get(top, {}), parts)
+    return bags

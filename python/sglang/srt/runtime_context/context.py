@@ -1,0 +1,251 @@
+"""Owns ``RuntimeContext``, the one process-wide object, and the functions that read its parts.
+
+Read everywhere through ``get_context()``, ``get_parallel()``, ``get_schedule()`` and their siblings. Must not
+import torch, ``distributed`` or anything under ``srt/utils``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sglang.srt.runtime_context.bags import PARALLEL, Bag, namespace_of
+from sglang.srt.runtime_context.flags import Flags
+from sglang.srt.runtime_context.forward import ForwardFlags
+from sglang.srt.runtime_context.parallel import ParallelContext
+from sglang.srt.runtime_context.publication import OverrideEntry, Publication, build_publication
+from sglang.srt.runtime_context.resources import Resources
+from sglang.srt.runtime_context.scoped_args import ServerArgsOverride
+
+__all__ = [
+    "RuntimeContext",
+    "get_context",
+    "get_device",
+    "get_disagg",
+    "get_exec",
+    "get_flags",
+    "get_forward",
+    "get_lora",
+    "get_memory",
+    "get_mm",
+    "get_model",
+    "get_observability",
+    "get_parallel",
+    "get_resources",
+    "get_schedule",
+    "get_server_args",
+    "get_serving",
+    "get_spec",
+]
+
+T = TypeVar("T")
+
+
+class RuntimeContext:
+    """What is in force in this process: the publication, the placement, the runtime state, the handles."""
+
+    def __init__(self) -> None:
+        self.parallel = ParallelContext()
+        self.flags = Flags()
+        self.forward = ForwardFlags()
+        self.resources = Resources()
+        self.publication: Publication | None = None
+
+    # -- the publication ----------------------------------------------------------------------------------
+
+    @property
+    def _server_args(self) -> Any:
+        return None if self.publication is None else self.publication.record
+
+    @property
+    def server_args(self) -> Any:
+        """The published record: what the operator said. Resolved values are in the namespaces."""
+        if self.publication is None:
+            raise ValueError("Global server args is not set yet!")
+        return self.publication.record
+
+    def set_server_args(self, record: Any) -> None:
+        """Publish without a role and without a rank bundle. Any object: what it lacks stays unpublished."""
+        self.install(build_publication(record, role=None, ranks=None))
+
+    def install(self, publication: Publication | None) -> None:
+        """Put a publication (or none) in force whole. Checks nothing: it was checked when it was built."""
+        self.publication = publication
+        self.parallel._config = None if publication is None else publication.config
+        self.parallel._stamp = {} if publication is None else publication.stamp
+        if publication is not None:
+            for (group, leaf), value in publication.seeds.items():
+                setattr(getattr(self.flags, group), leaf, value)
+
+    def namespace(self, name: str) -> Bag:
+        """One top-level bag of the publication."""
+        if self.publication is None:
+            raise ValueError(
+                f"config namespace '{name}' not published: the process entry calls publish() before anything reads it"
+            )
+        return self.publication.bags[name]
+
+    def override(self, source: str, /, **leaves: Any) -> None:
+        """Replace published leaves for good, by bare name; ``source`` says who, for the provenance log."""
+        if self.publication is None:
+            raise ValueError(
+                f"nothing is published, so {source!r} has nothing to override; call publish() first"
+            )
+        homes = {name: _home_of(name) for name in leaves}
+        bags = {name: self._bag_at(path) for name, path in homes.items()}
+        absent = [name for name, bag in bags.items() if name not in bag._leaves]
+        if absent:
+            raise ValueError(f"{source}: the published record does not carry {', '.join(absent)}")
+        blocked = [name for name, bag in bags.items() if name in bag._in_scope]
+        if blocked:
+            bags[blocked[0]].write(blocked[0], leaves[blocked[0]])  # raises before anything is written
+        for name, value in leaves.items():
+            before = bags[name].write(name, value)
+            self.publication.log.append(OverrideEntry(source, homes[name], name, before, value))
+
+    def _bag_at(self, path: str) -> Bag:
+        top, _, rest = path.partition(".")
+        bag = self.namespace(top)
+        return getattr(bag, rest) if rest else bag
+
+    def overrides_log(self) -> tuple[OverrideEntry, ...]:
+        """Every override since the last publish, in order."""
+        return () if self.publication is None else tuple(self.publication.log)
+
+    def override_server_args(self, **fields: Any) -> ServerArgsOverride:
+        """A dummy record with these fields decided, to be installed and restored by a test."""
+        return ServerArgsOverride(self, fields)
+
+    # -- handles ------------------------------------------------------------------------------------------
+
+    def get_stream(self, name: str) -> Any:
+        """The device stream of that name, made at the first ask."""
+        streams = self.resources.streams
+        if name not in streams:
+            import torch
+
+            streams[name] = torch.cuda.Stream()
+        return streams[name]
+
+    def set_stream(self, name: str, stream: Any) -> None:
+        self.resources.streams[name] = stream
+
+    def get_buffer(self, name: str, factory: Callable[[], T]) -> T:
+        """The persistent buffer of that name, made by ``factory`` at the first ask."""
+        buffers = self.resources.buffers
+        if name not in buffers:
+            buffers[name] = factory()
+        made: T = buffers[name]
+        return made
+
+    # -- end of life --------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Back to an empty process. The parallel context object survives: components keep it."""
+        if self.parallel._overrides:
+            raise AssertionError(
+                f"reset inside an open parallel scope that states {', '.join(sorted(self.parallel._overrides))}; "
+                "close it first"
+            )
+        self.install(None)
+        self.flags = Flags()
+        self.forward = ForwardFlags()
+        self.resources = Resources()
+
+
+def _home_of(name: str) -> str:
+    home = namespace_of(name)
+    if home is None:
+        near = difflib.get_close_matches(name, _override_names(), n=3)
+        raise ValueError(
+            f"no published leaf is called '{name}'" + (f"; nearest: {', '.join(near)}" if near else "")
+        )
+    if home == PARALLEL:
+        raise ValueError(
+            f"'{name}' is placement, which is checked as a whole: use get_parallel().override({name}=...) for a block "
+            "or override_permanently() for good"
+        )
+    return home
+
+
+def _override_names() -> list[str]:
+    from sglang.srt.arg_groups.fields import DERIVED, LEAVES
+
+    return [*LEAVES, *(name for quotients in DERIVED.values() for name in quotients)]
+
+
+_CONTEXT = RuntimeContext()
+_PARALLEL = _CONTEXT.parallel
+
+
+def get_context() -> RuntimeContext:
+    return _CONTEXT
+
+
+def get_parallel() -> ParallelContext:
+    """Who sits where. May be kept: the object is the same for the life of the process."""
+    return _PARALLEL
+
+
+def get_flags() -> Flags:
+    """Runtime state. Never keep it: a reset replaces the object."""
+    return _CONTEXT.flags
+
+
+def get_forward() -> ForwardFlags:
+    """Flags of the running forward. Never keep it: a reset replaces the object."""
+    return _CONTEXT.forward
+
+
+def get_resources() -> Resources:
+    return _CONTEXT.resources
+
+
+def get_server_args() -> Any:
+    """The published record, for passing on. Values are read from the namespaces."""
+    return _CONTEXT.server_args
+
+
+def get_model() -> Bag:
+    return _CONTEXT.namespace("model")
+
+
+def get_serving() -> Bag:
+    return _CONTEXT.namespace("serving")
+
+
+def get_schedule() -> Bag:
+    return _CONTEXT.namespace("schedule")
+
+
+def get_memory() -> Bag:
+    return _CONTEXT.namespace("memory")
+
+
+def get_exec() -> Bag:
+    return _CONTEXT.namespace("exec")
+
+
+def get_spec() -> Bag:
+    return _CONTEXT.namespace("spec")
+
+
+def get_lora() -> Bag:
+    return _CONTEXT.namespace("lora")
+
+
+def get_disagg() -> Bag:
+    return _CONTEXT.namespace("disagg")
+
+
+def get_observability() -> Bag:
+    return _CONTEXT.namespace("observability")
+
+
+def get_device() -> Bag:
+    return _CONTEXT.namespace("device")
+
+
+def get_mm() -> Bag:
+    return _CONTEXT.namespace("mm")

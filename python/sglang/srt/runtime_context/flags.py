@@ -1,0 +1,135 @@
+"""Owns the runtime flags: state that the process enters and leaves, in declared groups.
+
+Read through ``get_flags()``, never kept (``reset_context`` replaces the object). Must not hold resolved
+configuration: what the operator or resolution decided is in the bags.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+__all__ = ["CaptureFlags", "DpFlags", "FlagGroupBase", "Flags", "MoeFlags"]
+
+
+class FlagGroupBase:
+    """A group of declared leaves: annotate them with a default in the subclass, nothing else can be written."""
+
+    _leaves: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = {name: getattr(cls, name, None) for name in cls.__annotations__ if not name.startswith("_")}
+        cls._leaves = {**cls._leaves, **own}
+
+    def __init__(self) -> None:
+        for name, default in self._leaves.items():
+            object.__setattr__(self, name, default)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._leaves:
+            raise AttributeError(f"{type(self).__name__} declares no '{name}'{self._near(name)}")
+        object.__setattr__(self, name, value)
+
+    def values(self) -> dict[str, Any]:
+        """Every leaf with its present value."""
+        return {name: getattr(self, name) for name in self._leaves}
+
+    @contextmanager
+    def override(self, **leaves: Any) -> Iterator[None]:
+        """Write leaves for the length of a block; all names are checked before the first is written."""
+        unknown = [name for name in leaves if name not in self._leaves]
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__} declares no {', '.join(repr(name) for name in unknown)}{self._near(unknown[0])}"
+            )
+        before = {name: getattr(self, name) for name in leaves}
+        for name, value in leaves.items():
+            setattr(self, name, value)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def _near(self, name: str) -> str:
+        near = difflib.get_close_matches(name, list(self._leaves), n=3)
+        return f"; nearest: {', '.join(near)}" if near else f"; declared: {', '.join(sorted(self._leaves))}"
+
+
+class CaptureFlags(FlagGroupBase):
+    """Graph capture and compilation. Seeded by publish, written by the runner while it captures."""
+
+    enable_torch_compile: bool = False
+
+
+class MoeFlags(FlagGroupBase):
+    """Active expert back ends; filled by ``initialize_moe_config()``, swapped inside the draft contexts.
+
+    None means nobody filled it yet: the getters of ``layers/moe/utils.py`` say what that reads as.
+    """
+
+    a2a_backend: Any = None
+    runner_backend: Any = None
+    speculative_a2a_backend: Any = None
+    speculative_runner_backend: Any = None
+    deepep_mode: str | None = None
+    deepep_config: str | None = None
+    tbo_enabled: bool = False
+    sbo_enabled: bool = False
+    tbo_token_distribution_threshold: float | None = None
+    disable_fp4_allgather: bool = False
+    speculative_context: bool = False
+
+
+class DpFlags(FlagGroupBase):
+    """Attention data parallelism at run time: on or off, which list the gather spans, what a gathered row is."""
+
+    enabled: bool = False
+    use_world_group_for_gather: bool = False
+    joiner_skip_all_gather: bool = False
+    hidden_size: int | None = None
+    dtype: Any = None
+    device: Any = None
+
+
+class Flags:
+    """The three groups. They are replaced together by a reset, never one by one."""
+
+    __slots__ = ("_capture", "_dp", "_moe")
+
+    _capture: CaptureFlags
+    _moe: MoeFlags
+    _dp: DpFlags
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_capture", CaptureFlags())
+        object.__setattr__(self, "_moe", MoeFlags())
+        object.__setattr__(self, "_dp", DpFlags())
+
+    @property
+    def capture(self) -> CaptureFlags:
+        return self._capture
+
+    @property
+    def moe(self) -> MoeFlags:
+        return self._moe
+
+    @property
+    def dp(self) -> DpFlags:
+        return self._dp
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Flags takes no '{name}': write a leaf of get_flags().capture, .moe or .dp")
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """All leaves of all groups, for ``restore``."""
+        return {"capture": self.capture.values(), "moe": self.moe.values(), "dp": self.dp.values()}
+
+    def restore(self, saved: dict[str, dict[str, Any]]) -> None:
+        for group_name, leaves in saved.items():
+            group: FlagGroupBase = getattr(self, group_name)
+            for name, value in leaves.items():
+                setattr(group, name, value)

@@ -1,0 +1,135 @@
+"""Owns the identities of a layout and the one function that checks them at every write.
+
+Read by publish, scopes, stamps and the group build. Must not write anything and must not decide what a missing
+value would be: an identity with a term that cannot be read as a plain integer is skipped whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+__all__ = ["GROUP_WIDTHS", "built_groups_of_another_width", "validate_parallel"]
+
+
+class PlacementReader(Protocol):
+    """What the checks need of the context: a cheap test, then plain attribute reads."""
+
+    def readable_now(self, name: str) -> bool: ...
+
+
+_FACTORS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("tp_size", ("attn_tp_size", "attn_dp_size", "attn_cp_size")),
+    ("tp_size", ("moe_ep_size", "moe_dp_size", "moe_tp_size")),
+)
+
+#: Kinds with a rank below a width. Not `dp`: `dp_rank` counts replicas, which are separate worlds.
+_RANGED = ("tp", "pp", "dcp", "moe_ep", "moe_dp", "moe_tp", "attn_tp", "attn_cp", "attn_dp", "launch_world")
+
+#: Group -> (configured width, rank of this process in it).
+GROUP_WIDTHS: dict[str, tuple[str, str]] = {
+    f"{kind}_group": (f"{kind}_size", f"{kind}_rank")
+    for kind in ("tp", "pp", "dcp", "moe_ep", "moe_dp", "moe_tp", "attn_tp", "attn_cp")
+}
+
+
+def validate_parallel(parallel: PlacementReader, who: str, groups: Collection[str] | None = None) -> None:
+    """Raise one ValueError that lists every identity the context now violates.
+
+    ``groups`` names the groups to compare with their widths; None means all that are built, and then also each
+    group's ``rank_in_group`` with the rank the context answers.
+    """
+    build = groups is None
+    wanted = list(GROUP_WIDTHS) if groups is None else [name for name in groups if name in GROUP_WIDTHS]
+    violated = [
+        *_broken_factors(parallel),
+        *_broken_ranges(parallel),
+        *_broken_seat(parallel),
+        *_broken_groups(parallel, wanted, check_rank=build),
+    ]
+    if violated:
+        rules = "\n".join(f"  - {line}" for line in violated)
+        raise ValueError(
+            f"set by {who}: the parallel layout contradicts itself\n{rules}\n"
+            "State every width and rank that follows from the one you change; nothing was changed."
+        )
+
+
+def built_groups_of_another_width(parallel: PlacementReader) -> list[str]:
+    """Groups that stand in this process at another width than the context is about to answer."""
+    return list(_broken_groups(parallel, list(GROUP_WIDTHS), check_rank=False))
+
+
+def _number(parallel: PlacementReader, name: str) -> int | None:
+    """The value of one term, or None where it cannot be read or is not a plain integer (a bool is not)."""
+    if not parallel.readable_now(name):
+        return None
+    try:
+        value = getattr(parallel, name)
+    except Exception:  # noqa: BLE001 - a half-initialised process must be checkable; whatever fails is unreadable
+        return None
+    return value if type(value) is int else None
+
+
+def _numbers(parallel: PlacementReader, names: Collection[str]) -> dict[str, int] | None:
+    values = {name: _number(parallel, name) for name in names}
+    known = {name: value for name, value in values.items() if value is not None}
+    return known if len(known) == len(values) else None
+
+
+def _broken_factors(parallel: PlacementReader) -> Iterator[str]:
+    for whole, parts in _FACTORS:
+        values = _numbers(parallel, (whole, *parts))
+        if values is None:
+            continue
+        product = 1
+        for part in parts:
+            product *= values[part]
+        if values[whole] != product:
+            right = " * ".join(str(values[part]) for part in parts)
+            yield f"{whole} == {' * '.join(parts)}: {values[whole]} != {right}"
+
+
+def _broken_ranges(parallel: PlacementReader) -> Iterator[str]:
+    for kind in _RANGED:
+        rank_name, size_name = f"{kind}_rank", f"{kind}_size"
+        values = _numbers(parallel, (rank_name, size_name))
+        if values is None:
+            continue
+        rank, size = values[rank_name], values[size_name]
+        if not 0 <= rank < size:
+            yield f"0 <= {rank_name} < {size_name}: rank {rank}, width {size}"
+
+
+def _broken_seat(parallel: PlacementReader) -> Iterator[str]:
+    names = ("tp_rank", "attn_dp_rank", "attn_cp_size", "attn_cp_rank", "attn_tp_size", "attn_tp_rank")
+    values = _numbers(parallel, names)
+    if values is None:
+        return
+    tp_rank, dp_rank, cp_size, cp_rank, tp_size, attn_rank = (values[name] for name in names)
+    if tp_rank != (dp_rank * cp_size + cp_rank) * tp_size + attn_rank:
+        yield (
+            "tp_rank == (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank: "
+            f"{tp_rank} != ({dp_rank} * {cp_size} + {cp_rank}) * {tp_size} + {attn_rank}"
+        )
+
+
+def _broken_groups(parallel: PlacementReader, groups: Collection[str], *, check_rank: bool) -> Iterator[str]:
+    for group_name in groups:
+        size_name, rank_name = GROUP_WIDTHS[group_name]
+        if not parallel.readable_now(group_name):
+            continue
+        try:
+            group = getattr(parallel, group_name)
+        except Exception:  # noqa: BLE001 - no such group in this process
+            continue
+        built = getattr(group, "world_size", None)
+        configured = _number(parallel, size_name)
+        if type(built) is int and configured is not None and built != configured:
+            yield f"{group_name}.world_size == {size_name}: built {built}, configured {configured}"
+        seat = getattr(group, "rank_in_group", None)
+        if not check_rank or type(seat) is not int:
+            continue
+        rank = _number(parallel, rank_name)
+        if rank is not None and rank != seat:
+            yield f"{group_name}.rank_in_group == {rank_name}: built {seat}, configured {rank}"

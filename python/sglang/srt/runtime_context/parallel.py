@@ -1,0 +1,329 @@
+"""Owns ``ParallelContext``: how wide is each kind of parallelism, which rank is this, which group does it reduce over.
+
+Read everywhere through ``get_parallel()``; one name is answered by, in this order, an open scope, a stamp, the
+published bag, the process group. Must not import torch or ``distributed``: the group getters are found by dotted name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from sglang.srt.arg_groups.fields.parallel import Parallel
+from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
+from sglang.srt.runtime_context.identities import validate_parallel
+
+__all__ = [
+    "GETTER_MODULE",
+    "LIVE_READS",
+    "ParallelContext",
+    "derived_widths",
+    "parallel_config_leaves",
+    "parallel_fields",
+]
+
+#: Where the live getters are. Looked up at the moment of a read, so that a patched getter is effective.
+GETTER_MODULE = "sglang.srt.distributed.parallel_state"
+
+#: Live name -> getter in ``GETTER_MODULE``.
+LIVE_READS: dict[str, str] = {
+    "launch_world_size": "get_world_size",
+    "launch_world_rank": "get_world_rank",
+    "tp_rank": "get_tensor_model_parallel_rank",
+    "pp_rank": "get_pipeline_model_parallel_rank",
+    "dcp_rank": "get_dcp_rank",
+    "moe_ep_rank": "get_moe_expert_parallel_rank",
+    "moe_dp_rank": "get_moe_data_parallel_rank",
+    "moe_tp_rank": "get_moe_tensor_parallel_rank",
+    "attn_tp_rank": "get_attn_tensor_model_parallel_rank",
+    "attn_cp_rank": "get_attn_context_model_parallel_rank",
+    "world_group": "get_world_group",
+    "tp_group": "get_tp_group",
+    "pp_group": "get_pp_group",
+    "dcp_group": "get_dcp_group",
+    "moe_ep_group": "get_moe_ep_group",
+    "moe_dp_group": "get_moe_dp_group",
+    "moe_tp_group": "get_moe_tp_group",
+    "attn_tp_group": "get_attn_tp_group",
+    "attn_cp_group": "get_attn_cp_group",
+}
+
+#: Facts of the spawn that no group and no flag knows, each with its own reason for being missing.
+STAMP_ONLY: dict[str, str] = {
+    "attn_dp_rank": (
+        "attn_dp_rank is not known in this process: no group answers it. publish(..., ranks=SpawnRanks(...)) or "
+        "initialize_dp_attention() stamps it, get_parallel().override(attn_dp_rank=...) states it for a block"
+    ),
+    "dp_rank": (
+        "dp_rank is not known in this process: it was published without a rank bundle. The entry that spawned it "
+        "passes publish(..., ranks=SpawnRanks(dp_rank=...)); None is an answer there"
+    ),
+    "gpu_id": (
+        "gpu_id is not known in this process: it was published without a rank bundle. The entry that spawned it "
+        "passes publish(..., ranks=SpawnRanks(gpu_id=...)); None is an answer there (a CPU rank)"
+    ),
+}
+
+
+class ParallelContext:
+    """One reader for every placement question; see ``parallel_fields()`` for the names it answers.
+
+    A slot look-up and at most three dictionary look-ups per read: cheap, and traceable under ``fullgraph``.
+    """
+
+    __slots__ = ("_config", "_overrides", "_stamp")
+
+    _config: dict[str, Any] | None
+    _stamp: dict[str, Any]
+    _overrides: dict[str, Any]
+
+    def __init__(self) -> None:
+        self._config = None
+        self._stamp = {}
+        self._overrides = {}
+
+    # -- writes -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def override(self, **names: Any) -> Iterator[None]:
+        """State names for the length of a block; checked whole before any of them can be read.
+
+        Process-wide, like what it overrides. Widths that follow from a stated one are the caller's to state.
+        """
+        _refuse_unknown(names)
+        self._check("override", overrides=names)
+        before = {name: self._overrides[name] for name in names if name in self._overrides}
+        self._overrides.update(names)
+        try:
+            yield
+        finally:
+            for name in names:
+                if name in before:
+                    self._overrides[name] = before[name]
+                else:
+                    self._overrides.pop(name, None)
+
+    def override_permanently(self, **names: Any) -> None:
+        """Stamp names for the rest of this publication; the newest stamp wins."""
+        _refuse_unknown(names)
+        self._check("stamp", stamp=names)
+        self._stamp.update(names)
+
+    def clear_stamp(self) -> None:
+        """Drop every stamp, those of the spawn bundle included."""
+        self._stamp.clear()
+
+    def _check(
+        self, who: str, *, overrides: dict[str, Any] | None = None, stamp: dict[str, Any] | None = None
+    ) -> None:
+        candidate = ParallelContext()
+        candidate._config = self._config
+        candidate._stamp = {**self._stamp, **(stamp or {})}
+        candidate._overrides = {**self._overrides, **(overrides or {})}
+        stated = {**(overrides or {}), **(stamp or {})}
+        validate_parallel(candidate, who, groups=[name for name in stated if name.endswith("_group")])
+
+    # -- reads --------------------------------------------------------------------------------------------
+
+    def answered_by(self, name: str) -> str:
+        """Which layer a read of ``name`` ends in: scope, stamp, published, live, computed or nobody."""
+        if name in self._overrides:
+            return "scope"
+        if name in self._stamp:
+            return "stamp"
+        if self._config is not None and name in self._config:
+            return "published"
+        if name in LIVE_READS:
+            return "live"
+        return "computed" if name in _COMPUTED else "nobody"
+
+    def readable_now(self, name: str) -> bool:
+        """False where a read could only fail, or would load torch just to find that no group was built."""
+        layer = self.answered_by(name)
+        return layer != "nobody" and (layer != "live" or GETTER_MODULE in sys.modules)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only when no slot and no property answered: this makes errors, never values. Underscore names are
+        # refused first, because `copy` and `pickle` probe for them on instances whose slots are not set yet.
+        if name.startswith("_"):
+            raise AttributeError(f"ParallelContext has no '{name}'")
+        if name in _FIELDS:
+            raise AttributeError(f"this ParallelContext was never initialised, so it cannot answer '{name}'")
+        near = difflib.get_close_matches(name, sorted(_FIELDS), n=3)
+        raise AttributeError(
+            f"ParallelContext has no '{name}'" + (f"; nearest: {', '.join(near)}" if near else "")
+        )
+
+
+def _refuse_unknown(names: dict[str, Any]) -> None:
+    unknown = sorted(set(names) - _FIELDS)
+    if not unknown:
+        return
+    near = sorted(
+        {match for name in unknown for match in difflib.get_close_matches(name, sorted(_FIELDS), n=2)}
+    )
+    raise ValueError(
+        f"unknown parallel field{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}"
+        + (f"; nearest: {', '.join(near)}" if near else "")
+    )
+
+
+# -- one reader per kind of name ------------------------------------------------------------------------------
+# Each is a plain function over three dictionaries and a constant; the constant is a closure cell, which dynamo
+# treats as such. They are spelled out rather than sharing a helper: a shared call costs a third of the read.
+
+
+def _leaf(name: str) -> property:
+    def read(self: ParallelContext) -> Any:
+        overrides = self._overrides
+        if name in overrides:
+            return overrides[name]
+        stamp = self._stamp
+        if name in stamp:
+            return stamp[name]
+        config = self._config
+        if config is not None and name in config:
+            return config[name]
+        raise _missing_leaf(name, config)
+
+    return property(read, doc=f"`{name}` of the published configuration")
+
+
+def _quotient(name: str) -> property:
+    def read(self: ParallelContext) -> Any:
+        overrides = self._overrides
+        if name in overrides:
+            return overrides[name]
+        stamp = self._stamp
+        if name in stamp:
+            return stamp[name]
+        config = self._config
+        if config is not None and name in config:
+            return config[name]
+        raise _missing_quotient(name)
+
+    return property(read, doc=f"`{name}`, computed from the leaves at publish")
+
+
+def _live(name: str, getter: str) -> property:
+    def read(self: ParallelContext) -> Any:
+        overrides = self._overrides
+        if name in overrides:
+            return overrides[name]
+        stamp = self._stamp
+        if name in stamp:
+            return stamp[name]
+        return _ask_group(name, getter)
+
+    return property(read, doc=f"`{name}`, asked of the process group unless stated or stamped")
+
+
+def _stamp_only(name: str) -> property:
+    def read(self: ParallelContext) -> Any:
+        overrides = self._overrides
+        if name in overrides:
+            return overrides[name]
+        stamp = self._stamp
+        if name in stamp:
+            return stamp[name]
+        raise RuntimeError(STAMP_ONLY[name])
+
+    return property(read, doc=f"`{name}`, a fact of the spawn")
+
+
+def _computed(name: str, rule: Callable[[ParallelContext], Any]) -> property:
+    def read(self: ParallelContext) -> Any:
+        overrides = self._overrides
+        if name in overrides:
+            return overrides[name]
+        stamp = self._stamp
+        if name in stamp:
+            return stamp[name]
+        return rule(self)
+
+    return property(read, doc=rule.__doc__)
+
+
+def _ask_group(name: str, getter: str) -> Any:
+    module = sys.modules.get(GETTER_MODULE) or import_module(GETTER_MODULE)
+    try:
+        return getattr(module, getter)()
+    except AttributeError as error:
+        # An AttributeError out of a property would send Python to __getattr__, which would deny the name exists.
+        raise RuntimeError(f"the process group could not answer '{name}': {error}") from error
+
+
+def _missing_leaf(name: str, config: dict[str, Any] | None) -> Exception:
+    if config is None:
+        return ValueError(
+            f"config namespace 'parallel' not published: cannot answer '{name}'. The process entry calls publish(); "
+            f"a block without one states it with get_parallel().override({name}=...)"
+        )
+    return ValueError(
+        f"the published record has no '{name}', so get_parallel() cannot answer it; state it with "
+        f"get_parallel().override({name}=...)"
+    )
+
+
+def _missing_quotient(name: str) -> Exception:
+    return RuntimeError(
+        f"derived parallel width '{name}' is not available: publish() computes it from the configured leaves, "
+        f"get_parallel().override({name}=...) states it for a block, override_permanently() for good"
+    )
+
+
+def _max_world_size(parallel: ParallelContext) -> Any:
+    """Ranks the WORLD group has room for: the configured ceiling, else what it was launched with."""
+    ceiling = parallel.max_ep_size
+    return parallel.launch_world_size if ceiling is None else ceiling
+
+
+def _attn_dcp_rank(parallel: ParallelContext) -> Any:
+    """Position in the decode-context group, 0 when decode-context parallelism is off."""
+    return parallel.dcp_rank if parallel.dcp_enabled else 0
+
+
+_COMPUTED: dict[str, Callable[[ParallelContext], Any]] = {
+    "max_world_size": _max_world_size,
+    "attn_dcp_rank": _attn_dcp_rank,
+}
+
+
+def parallel_config_leaves() -> set[str]:
+    """Names an operator can set, from the declaration."""
+    return set(leaves_of(Parallel))
+
+
+def derived_widths() -> tuple[str, ...]:
+    """Names that follow from the leaves, from the declaration."""
+    return tuple(derived_of(Parallel))
+
+
+def parallel_fields() -> set[str]:
+    """Every name that can be read and stated."""
+    return set(_FIELDS)
+
+
+def _install_readers() -> frozenset[str]:
+    readers = {name: _leaf(name) for name in leaves_of(Parallel)}
+    tables: list[dict[str, property]] = [
+        {name: _quotient(name) for name in derived_of(Parallel)},
+        {name: _live(name, getter) for name, getter in LIVE_READS.items()},
+        {name: _stamp_only(name) for name in STAMP_ONLY},
+        {name: _computed(name, rule) for name, rule in _COMPUTED.items()},
+    ]
+    for table in tables:
+        twice = sorted(set(readers) & set(table))
+        if twice:
+            raise AssertionError(f"declared twice for the parallel context: {', '.join(twice)}")
+        readers.update(table)
+    for name, reader in readers.items():
+        setattr(ParallelContext, name, reader)
+    return frozenset(readers)
+
+
+_FIELDS = _install_readers()

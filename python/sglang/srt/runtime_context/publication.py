@@ -1,0 +1,141 @@
+"""Owns ``Publication``: everything one publish puts in force, built and checked before anything is replaced.
+
+Read by the context, which installs it, and by the scoped test overrides, which put the previous one back.
+Must not touch the process-wide context: a refused publication leaves no trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang.srt.arg_groups import predicates
+from sglang.srt.arg_groups.adaptive_config import all_candidate_steps
+from sglang.srt.runtime_context.bags import PARALLEL, Bag, build_bags, project
+from sglang.srt.runtime_context.identities import built_groups_of_another_width, validate_parallel
+from sglang.srt.runtime_context.parallel import ParallelContext
+from sglang.srt.runtime_context.widths import derive_attention_ranks, derive_expert_ranks, derive_stage_ranks
+
+__all__ = ["OverrideEntry", "Publication", "SpawnRanks", "build_publication"]
+
+
+@dataclass(frozen=True)
+class SpawnRanks:
+    """What differs between processes that share one record: stated by whoever spawned this one.
+
+    ``world_rank`` fixes every position in a group. ``dp_rank`` counts replicas (None: no controller) and
+    ``gpu_id`` is the device (None: a CPU rank); no group knows either.
+    """
+
+    world_rank: int = 0
+    dp_rank: int | None = None
+    gpu_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("world_rank", self.world_rank),
+            ("dp_rank", self.dp_rank),
+            ("gpu_id", self.gpu_id),
+        ):
+            optional = name != "world_rank"
+            if not (optional and value is None) and (type(value) is not int or value < 0):
+                raise ValueError(f"SpawnRanks({name}={value!r}): a rank is an integer from 0 up")
+
+
+@dataclass(frozen=True)
+class OverrideEntry:
+    """One line of the provenance log: who replaced which published leaf, from what to what."""
+
+    source: str
+    namespace: str
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass
+class Publication:
+    """One record in force. ``stamp`` is handed to the parallel context and grows there."""
+
+    record: Any
+    role: str | None
+    bags: dict[str, Bag]
+    config: dict[str, Any]
+    stamp: dict[str, Any]
+    draft_bound: int | None
+    log: list[OverrideEntry] = field(default_factory=list)
+    #: Flags seeded at publish: (group, leaf) -> value.
+    seeds: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+
+def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None) -> Publication:
+    """Project, derive, place and check. Raises ValueError for a layout that contradicts itself, RuntimeError
+    while groups of other widths stand."""
+    values = project(record)
+    config = values[PARALLEL]
+    stamp = {} if ranks is None else _placement(config, ranks)
+    candidate = ParallelContext()
+    candidate._config, candidate._stamp = config, stamp
+    validate_parallel(candidate, "publish", groups=())
+    standing = built_groups_of_another_width(candidate)
+    if standing:
+        rules = "\n".join(f"  - {line}" for line in standing)
+        raise RuntimeError(
+            f"publish while process groups of other widths stand; call destroy_model_parallel() first\n{rules}"
+        )
+    return Publication(
+        record=record,
+        role=role,
+        bags=build_bags(values),
+        config=config,
+        stamp=stamp,
+        draft_bound=_draft_bound(values["spec"]),
+        seeds={
+            ("capture", "enable_torch_compile"): bool(
+                values["exec.graph"].get("enable_torch_compile", False)
+            ),
+            ("dp", "enabled"): config.get("attn_dp_size", 1) > 1,
+        },
+    )
+
+
+def _placement(config: dict[str, Any], ranks: SpawnRanks) -> dict[str, Any]:
+    """Every rank that follows from the world rank and the widths known; a partial record fixes fewer."""
+    stamp: dict[str, Any] = {
+        "launch_world_rank": ranks.world_rank,
+        "dp_rank": ranks.dp_rank,
+        "gpu_id": ranks.gpu_id,
+    }
+    if "tp_size" not in config or "pp_size" not in config:
+        return stamp
+    pp_rank, tp_rank = derive_stage_ranks(
+        world_rank=ranks.world_rank,
+        tp_size=config["tp_size"],
+        pp_size=config["pp_size"],
+        offset=config.get("ep_join_rank_offset", 0),
+    )
+    stamp.update(pp_rank=pp_rank, tp_rank=tp_rank)
+    # A width of zero is a division that did not come out; the factor identity is about to refuse it by name.
+    if config.get("attn_tp_size"):
+        attention = derive_attention_ranks(
+            tp_rank=tp_rank,
+            attn_tp_size=config["attn_tp_size"],
+            attn_cp_size=config["attn_cp_size"],
+            dcp_size=config["dcp_size"],
+        )
+        stamp.update(vars(attention))
+    if config.get("moe_tp_size"):
+        experts = derive_expert_ranks(
+            tp_rank=tp_rank, moe_ep_size=config["moe_ep_size"], moe_tp_size=config["moe_tp_size"]
+        )
+        stamp.update(vars(experts))
+    return stamp
+
+
+def _draft_bound(spec: dict[str, Any]) -> int | None:
+    """Most tokens a verify round may hold, fixed for this publication; the adaptive file is read now."""
+    names = ("speculative_num_draft_tokens", "speculative_adaptive", "speculative_adaptive_config")
+    if any(name not in spec for name in names):
+        return None
+    tokens, adaptive, path = (spec[name] for name in names)
+    return predicates.max_draft_tokens(tokens, all_candidate_steps(adaptive, path))

@@ -1,0 +1,53 @@
+"""Owns the acts of a process entry: publish a record, assert that it is the one in force, start over.
+
+Read by entries (``publish``), constructors (``assert_published``) and tests (``reset_context``). Must not resolve,
+open the model path or refuse a value for being unserved: that happened at the door.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.runtime_context.context import get_context
+from sglang.srt.runtime_context.publication import SpawnRanks, build_publication
+
+__all__ = ["ROLES", "SpawnRanks", "assert_published", "publish", "publish_role", "reset_context"]
+
+#: Kinds of process. A role is remembered and asserted; it does not restrict what may be read.
+ROLES = frozenset({"scheduler", "tokenizer", "detokenizer", "controller", "engine", "test"})
+
+
+def publish(server_args: Any, *, role: str, ranks: SpawnRanks | None = None) -> None:
+    """Put a record in force in this process, replacing all that an earlier publish left.
+
+    With ``ranks`` every rank is stamped and no group is asked for one; without, ranks are read live.
+    Checked whole before anything is replaced.
+    """
+    if role not in ROLES:
+        raise ValueError(f"publish(role={role!r}): a role is one of {', '.join(sorted(ROLES))}")
+    get_context().install(build_publication(server_args, role=role, ranks=ranks))
+
+
+def publish_role() -> str | None:
+    """The role in force, None where nothing or something without a role is published."""
+    publication = get_context().publication
+    return None if publication is None else publication.role
+
+
+def assert_published(server_args: Any, *, role: str) -> None:
+    """What a constructor does in place of publishing: fail loud unless this very record is in force as ``role``."""
+    publication = get_context().publication
+    cure = f"the process entry calls publish(server_args, role={role!r}) once, before anything is constructed"
+    if publication is None:
+        raise RuntimeError(f"nothing is published in this process; {cure}")
+    if publication.record is not server_args:
+        raise RuntimeError(
+            f"a different record is published in this process than the one handed over; {cure}"
+        )
+    if publication.role != role:
+        raise RuntimeError(f"the record is published under role {publication.role!r}, not {role!r}; {cure}")
+
+
+def reset_context() -> None:
+    """Drop record, role, namespaces, stamps, flags, forward flags, handles and log, as in a fresh process."""
+    get_context().reset()

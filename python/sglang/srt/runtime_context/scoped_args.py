@@ -1,0 +1,115 @@
+"""Owns the scoped configuration of tests: publish a dummy record with some fields decided, put everything back.
+
+Read through ``get_context().override_server_args(...)`` and ``published_topology``. Must not run resolution: the
+fields are declared beside the record as they are given.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang.srt.arg_groups.overrides import declare
+from sglang.srt.runtime_context.publication import Publication, build_publication
+
+if TYPE_CHECKING:
+    from sglang.srt.runtime_context.context import RuntimeContext
+
+__all__ = ["ContextSnapshot", "ServerArgsOverride"]
+
+#: The record's module, by name: it carries legacy setters that call publish, so importing it here would close a circle.
+_RECORD_MODULE = "sglang.srt.server_args"
+
+#: Who declared the values, in the record's own provenance.
+_SOURCE = "override_server_args"
+
+
+#: Flags that publish seeds, so that a scoped publication has to put back.
+_SEEDED = {"capture": ("enable_torch_compile",), "dp": ("enabled",)}
+
+
+class ContextSnapshot:
+    """What publish replaces, as it was: publication, stamps, log and the seeded flags (or all of them)."""
+
+    def __init__(self, context: RuntimeContext, *, all_flags: bool = False) -> None:
+        self._context = context
+        self._publication = _frozen(context)
+        self._loose_stamp = dict(context.parallel._stamp)
+        self._flags = context.flags.snapshot()
+        if not all_flags:
+            self._flags = {
+                group: {leaf: self._flags[group][leaf] for leaf in leaves}
+                for group, leaves in _SEEDED.items()
+            }
+
+    def put_back(self) -> None:
+        """Restore without checking and without refusing."""
+        self._context.install(self._publication)
+        if self._publication is None:
+            self._context.parallel._stamp = self._loose_stamp
+        self._context.flags.restore(self._flags)
+
+
+def _frozen(context: RuntimeContext) -> Publication | None:
+    """The publication with its growing parts copied, so that what follows does not grow into it."""
+    current = context.publication
+    if current is None:
+        return None
+    kept = copy.copy(current)
+    kept.stamp = dict(current.stamp)
+    kept.log = list(current.log)
+    return kept
+
+
+class ServerArgsOverride:
+    """``install`` publishes, ``restore`` puts back what was there; also a context manager giving the record."""
+
+    def __init__(self, context: RuntimeContext, fields: dict[str, Any]) -> None:
+        self._context = context
+        self._fields = fields
+        self._before: ContextSnapshot | None = None
+
+    def install(self) -> Any:
+        """Publish a fresh dummy record with the fields declared beside it, and return it."""
+        if self._before is not None:
+            raise AssertionError("override_server_args(...) is installed already; restore() it first")
+        record = _dummy_record(self._fields)
+        publication = build_publication(record, role="test", ranks=None)
+        self._before = ContextSnapshot(self._context)
+        self._context.install(publication)
+        return record
+
+    def restore(self) -> None:
+        """Put back record, namespaces, role, log, stamps and flags. Does nothing when nothing is installed."""
+        before, self._before = self._before, None
+        if before is not None:
+            before.put_back()
+
+    def __enter__(self) -> Any:
+        return self.install()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.restore()
+
+
+def _dummy_record(fields: dict[str, Any]) -> Any:
+    """Fields are declared; underscore names that are no fields become raw attributes (seeded caches)."""
+    record_class = import_module(_RECORD_MODULE).ServerArgs
+    known = record_class.__struct_fields__
+    unknown = [name for name in fields if name not in known and not name.startswith("_")]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=3)
+        raise ValueError(
+            f"ServerArgs has no field {', '.join(unknown)}"
+            + (f"; nearest: {', '.join(near)}" if near else "")
+        )
+    record = record_class(model_path="dummy")
+    declare(record, _SOURCE, **{name: value for name, value in fields.items() if name in known})
+    for name, value in fields.items():
+        if name not in known:
+            msgspec.structs.force_setattr(record, name, value)
+    return record

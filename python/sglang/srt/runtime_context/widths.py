@@ -1,0 +1,147 @@
+"""Owns the arithmetic of widths and ranks: what follows from the configured leaves and one world rank.
+
+Read by publish and by ``layers.dp_attention``; the names are declared in ``arg_groups/fields/parallel.py``.
+Pure functions: must not read the context, a process group or the platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "AttentionRanks",
+    "ExpertRanks",
+    "WIDTH_LEAVES",
+    "attention_dp_width",
+    "derive_attention_ranks",
+    "derive_attention_widths",
+    "derive_expert_ranks",
+    "derive_parallel_widths",
+    "derive_stage_ranks",
+    "published_widths",
+]
+
+#: Leaves that are widths: none may be below one.
+WIDTH_LEAVES = ("tp_size", "pp_size", "dp_size", "ep_size", "moe_dp_size", "attn_cp_size", "dcp_size")
+
+
+def attention_dp_width(*, enable_dp_attention: bool, dp_size: int) -> int:
+    """Attention replicas inside the tensor group; without attention DP, ``dp_size`` counts separate worlds."""
+    return dp_size if enable_dp_attention else 1
+
+
+def derive_attention_widths(*, tp_size: int, attn_cp_size: int, attn_dp_size: int) -> dict[str, int]:
+    """``attn_tp_size`` and ``attn_dp_size``; a width that does not divide is left for the identities to refuse."""
+    return {"attn_tp_size": tp_size // attn_dp_size // attn_cp_size, "attn_dp_size": attn_dp_size}
+
+
+def derive_parallel_widths(
+    *,
+    tp_size: int,
+    attn_cp_size: int,
+    attn_dp_size: int,
+    moe_ep_size: int,
+    moe_dp_size: int,
+    dcp_size: int,
+    dcp_enabled: bool,
+) -> dict[str, Any]:
+    """The six quotients: ``tp 8, attn_dp 2, attn_cp 2, ep 4, moe_dp 2`` gives attn_tp 2, moe_tp 1."""
+    attention = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=attn_dp_size)
+    return {
+        **attention,
+        "moe_ep_size": moe_ep_size,
+        "moe_tp_size": tp_size // moe_ep_size // moe_dp_size,
+        "dcp_enabled": dcp_enabled,
+        "attn_dcp_size": dcp_size if dcp_enabled else 1,
+    }
+
+
+def published_widths(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The quotients of published leaves; empty where a leaf they need is missing (a partial record).
+
+    Raises ValueError when a width is below one: it would divide by zero or describe no layout.
+    """
+    low = [f"{name} >= 1: got {leaves[name]}" for name in WIDTH_LEAVES if _below_one(leaves.get(name))]
+    if low:
+        raise ValueError("set by publish: a parallel width must be at least 1\n  - " + "\n  - ".join(low))
+    needed = (
+        "tp_size",
+        "attn_cp_size",
+        "enable_dp_attention",
+        "dp_size",
+        "ep_size",
+        "moe_dp_size",
+        "dcp_size",
+    )
+    if any(name not in leaves for name in needed):
+        return {}
+    return derive_parallel_widths(
+        tp_size=leaves["tp_size"],
+        attn_cp_size=leaves["attn_cp_size"],
+        attn_dp_size=attention_dp_width(
+            enable_dp_attention=leaves["enable_dp_attention"], dp_size=leaves["dp_size"]
+        ),
+        moe_ep_size=leaves["ep_size"],
+        moe_dp_size=leaves["moe_dp_size"],
+        dcp_size=leaves["dcp_size"],
+        dcp_enabled=leaves["dcp_size"] > 1,
+    )
+
+
+def _below_one(value: object) -> bool:
+    return type(value) is int and value < 1
+
+
+@dataclass(frozen=True)
+class AttentionRanks:
+    """Where a tensor rank sits in attention: replica, context slice, tensor slice, cache stripe."""
+
+    attn_dp_rank: int
+    attn_cp_rank: int
+    attn_tp_rank: int
+    dcp_rank: int
+
+
+@dataclass(frozen=True)
+class ExpertRanks:
+    """Where a tensor rank sits among the experts."""
+
+    moe_dp_rank: int
+    moe_ep_rank: int
+    moe_tp_rank: int
+
+
+def derive_attention_ranks(
+    *, tp_rank: int, attn_tp_size: int, attn_cp_size: int, dcp_size: int = 1
+) -> AttentionRanks:
+    """Digits of ``tp_rank = (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank``.
+
+    ``tp_rank 5, attn_tp 2, attn_cp 2``: replica 1, context slice 0, tensor slice 1. The cache stripe counts inside the tensor slice.
+    """
+    slow, attn_tp_rank = divmod(tp_rank, attn_tp_size)
+    attn_dp_rank, attn_cp_rank = divmod(slow, attn_cp_size)
+    return AttentionRanks(attn_dp_rank, attn_cp_rank, attn_tp_rank, attn_tp_rank % dcp_size)
+
+
+def derive_expert_ranks(*, tp_rank: int, moe_ep_size: int, moe_tp_size: int) -> ExpertRanks:
+    """Digits of ``tp_rank = (moe_dp_rank * moe_ep_size + moe_ep_rank) * moe_tp_size + moe_tp_rank``.
+
+    ``tp_rank 3, ep 2, moe_tp 2``: expert slice 1, tensor slice 1 (so MoE-TP groups are [0,1] [2,3]).
+    """
+    slow, moe_tp_rank = divmod(tp_rank, moe_tp_size)
+    moe_dp_rank, moe_ep_rank = divmod(slow, moe_ep_size)
+    return ExpertRanks(moe_dp_rank, moe_ep_rank, moe_tp_rank)
+
+
+def derive_stage_ranks(*, world_rank: int, tp_size: int, pp_size: int, offset: int = 0) -> tuple[int, int]:
+    """``(pp_rank, tp_rank)`` of ``world_rank = offset + tp_size * pp_rank + tp_rank``: 5 of tp 4, pp 2 is (1, 1)."""
+    seat = world_rank - offset
+    if not 0 <= seat < tp_size * pp_size:
+        raise ValueError(
+            f"set by publish: world_rank {world_rank} is outside the deployment: "
+            f"0 <= world_rank - ep_join_rank_offset < tp_size * pp_size does not hold for "
+            f"{world_rank} - {offset} and {tp_size} * {pp_size}"
+        )
+    return divmod(seat, tp_size)

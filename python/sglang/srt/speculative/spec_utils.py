@@ -1,0 +1,54 @@
+"""The two scopes in which a draft runs. Draft workers arrive with their algorithms.
+
+Read by draft workers, which state at every phase whether their draft owns its attention. Must not take a group from
+a caller: the group to install is the target's, read from the context at the moment of entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from sglang.srt.distributed import parallel_state
+from sglang.srt.distributed.parallel_state import (
+    get_self_pp_group,
+    patch_pipeline_parallel_group,
+    patch_tensor_parallel_group,
+)
+from sglang.srt.runtime_context import get_parallel
+
+__all__ = ["draft_pp_context", "draft_tp_context"]
+
+
+def draft_tp_context(owns_attention: bool) -> AbstractContextManager[None]:
+    """The tensor placement of a draft.
+
+    True: the draft runs whole on the target's attention-TP group. False: it runs on the target's own layout, so there
+    is nothing to install. Entered from outside any draft scope.
+    """
+    if not isinstance(owns_attention, bool):
+        raise TypeError(
+            f"draft_tp_context takes whether the draft owns its attention, a bool, and got {type(owns_attention).__name__}; "
+            "the group is no longer passed in"
+        )
+    return _draft_tensor_scope(owns_attention)
+
+
+@contextmanager
+def _draft_tensor_scope(owns_attention: bool) -> Iterator[None]:
+    if parallel_state._TP_STATE_PATCHED:
+        raise AssertionError(
+            "a draft tensor scope is open already; a draft is entered from the target's placement"
+        )
+    if not owns_attention:
+        yield
+        return
+    with patch_tensor_parallel_group(get_parallel().attn_tp_group, owns_attention=True):
+        yield
+
+
+@contextmanager
+def draft_pp_context() -> Iterator[None]:
+    """The pipeline placement of a draft: it is not staged, so it runs on a pipeline of this rank alone."""
+    with patch_pipeline_parallel_group(get_self_pp_group()):
+        yield

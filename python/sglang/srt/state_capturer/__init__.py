@@ -1,0 +1,1 @@
+"""Recorders of what a forward decided inside: experts chosen, indices chosen."""

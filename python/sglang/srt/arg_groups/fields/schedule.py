@@ -13,7 +13,7 @@ class Schedule(Namespace, ns=NS("schedule")):
     mem_fraction_static: A[
         float | None,
         Arg(
-            help="Share of available memory for the KV pool; computed when not given.",
+            help="Share of memory for weights and the KV pool; computed when not given.",
             served=True,
             at_least=0,
             at_most=1,

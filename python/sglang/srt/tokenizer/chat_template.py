@@ -1,0 +1,176 @@
+"""Chat messages to one prompt text, by the template that the model brings.
+
+Owns the sandboxed template environment and its extras (raise_exception, strftime_now, tojson, generation
+blocks). Read by the tokenizer facade. It must not tokenize, and it must not let a template reach anything but
+its arguments.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import functools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+# Marks where the last message ends; private-use characters, so no template trims or escapes them.
+_END_MARK = "\uf8fe\uf8ff\uf8fe"
+# What a template can raise for messages it was not written for; all of it is the caller's to mend.
+_TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The prompt for `messages`. With `continue_final_message` it ends where the last message's text ends."""
+    if continue_final_message:
+        if add_generation_prompt:
+            raise ValueError(
+                "continue_final_message goes on with the last message and add_generation_prompt opens a new "
+                "one; set add_generation_prompt to false"
+            )
+        messages = _with_end_mark(messages)
+    try:
+        text = _compiled(template).render(
+            **{
+                **variables,
+                "messages": messages,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+    except _TEMPLATE_FAULTS as error:
+        raise ValueError(f"the chat template does not accept these messages: {error}") from error
+    if not continue_final_message:
+        return text
+    end = text.rfind(_END_MARK)
+    if end < 0:
+        raise ValueError(
+            "continue_final_message: the chat template does not show the text of the last message"
+        )
+    return text[:end]
+
+
+def read_chat_template(value: str) -> str:
+    """The template behind `--chat-template`: a file (jinja, or JSON with the key chat_template) or the text
+    itself.
+    """
+    path = pathlib.Path(value)
+    if "{%" in value or "{{" in value:
+        return value
+    if not path.is_file():
+        raise ValueError(
+            f"chat_template {value!r} is no file; give a jinja file, or a JSON file with the key "
+            f"'chat_template' (there are no built-in template names)"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"chat_template {path} cannot be read: {error}") from error
+    if path.suffix == ".json":
+        text = _template_in_json(path, text)
+    _compiled(text)
+    return text
+
+
+def _template_in_json(path: pathlib.Path, text: str) -> str:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"chat_template {path} is not JSON: {error}") from error
+    template = content.get("chat_template") if isinstance(content, dict) else None
+    if not isinstance(template, str):
+        raise ValueError(
+            f"chat_template {path} must be a JSON object whose key 'chat_template' holds the template"
+        )
+    return template
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(template)
+    except jinja2.TemplateError as error:
+        raise ValueError(f"the chat template cannot be compiled: {error}") from error
+
+
+@functools.lru_cache(maxsize=1)
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it is just its
+    body.
+    """
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes <, > and & for HTML, which a model was never trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
+
+
+def _with_end_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A copy of the messages in which the last one's text ends with the mark."""
+    if not messages:
+        raise ValueError("continue_final_message needs at least one message")
+    last = copy.deepcopy(dict(messages[-1]))
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _END_MARK
+        return [*messages[:-1], last]
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            part["text"] += _END_MARK
+            return [*messages[:-1], last]
+    raise ValueError("continue_final_message needs a last message with text")

@@ -1,0 +1,124 @@
+"""The tokenizer of a Hugging Face folder, without transformers.
+
+Owns which files of the folder say what: tokenizer.json (the vocabulary), tokenizer_config.json and
+special_tokens_map.json (roles of special tokens), chat_template.jinja. Read by `load_tokenizer`.
+It must not run code from the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import tokenizers
+
+from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
+
+ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def read_hf_vocabulary(folder: pathlib.Path) -> Vocabulary:
+    """Read the tokenizer files of a folder."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(
+            f"{folder} has no tokenizer.json; a folder with only a slow tokenizer (tokenizer.model, "
+            f"vocab.txt) is not served: load it once with transformers' AutoTokenizer and save it again"
+        )
+    backend = _backend(file)
+    config = _read_json(folder / "tokenizer_config.json")
+    roles = {**_read_json(folder / "special_tokens_map.json"), **config}
+    special_tokens = {role: text for role in ROLES if (text := _token_text(roles.get(role))) is not None}
+    _add_missing_tokens(backend, config, folder)
+    _mark_special(backend, special_tokens)
+    return Vocabulary(
+        backend=backend,
+        special_tokens=special_tokens,
+        chat_templates=_chat_templates(folder, config),
+        source=folder,
+    )
+
+
+def _backend(file: pathlib.Path) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for whatever it dislikes in the file
+        raise ValueError(f"{file} is not a tokenizer file that can be read: {error}") from error
+    # Settings of some training run that would silently cut or lengthen a prompt.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, it holds a {type(content).__name__}")
+    return content
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token's text; files write it as a string or as an object with its matching rules."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], folder: pathlib.Path) -> None:
+    """Tokens that tokenizer_config.json adds and tokenizer.json does not know."""
+    rows = config.get("added_tokens_decoder") or {}
+    for key, row in sorted(rows.items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(row["content"]) is not None:
+            continue
+        token = tokenizers.AddedToken(
+            row["content"],
+            single_word=bool(row.get("single_word", False)),
+            lstrip=bool(row.get("lstrip", False)),
+            rstrip=bool(row.get("rstrip", False)),
+            normalized=bool(row.get("normalized", True)),
+            special=bool(row.get("special", False)),
+        )
+        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+        given = backend.token_to_id(row["content"])
+        if given != int(key):
+            raise ValueError(
+                f"{folder}: tokenizer_config.json gives the added token {row['content']!r} the id {key}, "
+                f"the vocabulary of tokenizer.json would give it {given}; the two files are not of one "
+                f"checkpoint"
+            )
+
+
+def _mark_special(backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> None:
+    """A token with a role is special, also where tokenizer.json forgot to say so."""
+    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    missing = [
+        tokenizers.AddedToken(text, special=True, normalized=False)
+        for text in dict.fromkeys(special_tokens.values())
+        if text not in marked and backend.token_to_id(text) is not None
+    ]
+    if missing:
+        backend.add_special_tokens(missing)
+
+
+def _chat_templates(folder: pathlib.Path, config: dict[str, Any]) -> dict[str, str]:
+    """Templates by name; the file of its own wins over the config."""
+    templates: dict[str, str] = {}
+    value = config.get("chat_template")
+    if value is None:
+        value = _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(value, str):
+        templates[DEFAULT_TEMPLATE] = value
+    elif isinstance(value, list):
+        templates.update({row["name"]: row["template"] for row in value})
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        templates[DEFAULT_TEMPLATE] = file.read_text(encoding="utf-8")
+    for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[extra.stem] = extra.read_text(encoding="utf-8")
+    return templates

@@ -1,0 +1,183 @@
+"""One tokenizer for the rest of the engine, whatever file it came from.
+
+Owns `load_tokenizer` and the facade: ids, text, exact bytes of a token, chat prompts. Read by the server
+process, the detokenizer and the scheduler. It must not import torch or transformers.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from sglang.srt.configs.gguf_header import GGUFHeader
+from sglang.srt.configs.model_path import gguf_in_folder
+from sglang.srt.tokenizer.byte_level import piece_to_bytes
+from sglang.srt.tokenizer.chat_template import read_chat_template, render_chat
+from sglang.srt.tokenizer.gguf_tokenizer import read_gguf_vocabulary
+from sglang.srt.tokenizer.hf_tokenizer import read_hf_vocabulary
+from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
+
+TOOL_TEMPLATE = "tool_use"
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+def load_tokenizer(path: pathlib.Path, *, mode: str = "auto", chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder or a GGUF file; `chat_template` replaces the model's own
+    template.
+
+    `chat_template` is a jinja file, a JSON file with the key chat_template, or the template itself.
+    """
+    if mode != "auto":
+        raise ValueError(f"tokenizer_mode {mode!r} is not served; only 'auto' is (the fast tokenizer)")
+    vocabulary = _read_vocabulary(pathlib.Path(path))
+    if chat_template is not None:
+        vocabulary.chat_templates.clear()
+        vocabulary.chat_templates[DEFAULT_TEMPLATE] = read_chat_template(chat_template)
+    return Tokenizer(vocabulary)
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    Special tokens that stand in a text are recognised as such (a user who writes `<|im_end|>` writes that
+    token); decoding never tidies spaces, so the text of a stream is the text of its tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._backend = vocabulary.backend
+        self._templates = vocabulary.chat_templates
+        self._source = vocabulary.source
+        self._special_tokens = vocabulary.special_tokens
+        added = self._backend.get_added_tokens_decoder()
+        # Added tokens are spelled as plain text, everything else in the alphabet of the vocabulary.
+        self._added = {index: token.content for index, token in added.items()}
+        self.all_special_ids: list[int] = [index for index, token in added.items() if token.special]
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        self.bos_token: str | None = self._special_tokens.get("bos_token")
+        self.eos_token: str | None = self._special_tokens.get("eos_token")
+        self.pad_token: str | None = self._special_tokens.get("pad_token")
+        self.bos_token_id: int | None = self._role_id("bos_token")
+        ends = [self._role_id("eos_token"), *vocabulary.end_token_ids]
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(end for end in ends if end is not None))
+        self._byte_level = _decodes_bytes(self._backend, "ByteLevel")
+        self._byte_fallback = _decodes_bytes(self._backend, "ByteFallback")
+        self._bytes: dict[int, bytes] = {}
+        self.adds_bos = self.bos_token_id is not None and self.encode("a")[:1] == [self.bos_token_id]
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that a chat without tools is rendered by, None where the model brings none."""
+        return self._templates.get(DEFAULT_TEMPLATE)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; with `add_special_tokens` also the BOS or EOS that this tokenizer puts around a
+        text.
+        """
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_chat(self, prompt: str) -> list[int]:
+        """Ids of a rendered chat prompt: with exactly one BOS where the tokenizer adds one, without where it
+        does not.
+        """
+        ids = self.encode(prompt, add_special_tokens=False)
+        if self.adds_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
+            ids.insert(0, self.bos_token_id)
+        return ids
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """Text of `ids`. Bytes that end inside a character come out as U+FFFD.
+
+        `spaces_between_special_tokens` is a rule of slow tokenizers; a fast one, like this, never adds such
+        spaces.
+        """
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes that a token adds to a text; nothing for an id that the vocabulary does not
+        have.
+        """
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._spelled(token_id)
+        return known
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text of a chat; `kwargs` become template variables. Encode it with `encode_chat`."""
+        template = chat_template
+        if template is None and tools:
+            template = self._templates.get(TOOL_TEMPLATE)
+        if template is None:
+            template = self.chat_template
+        if template is None:
+            raise ValueError(
+                f"the model at {self._source} has no chat template; start the server with --chat-template "
+                f"FILE (a jinja file), or use the completions API"
+            )
+        return render_chat(
+            template,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self._special_tokens, **kwargs},
+        )
+
+    def _role_id(self, role: str) -> int | None:
+        text = self._special_tokens.get(role)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def _spelled(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        if piece is None:
+            return b""
+        if self._byte_level:
+            raw = piece_to_bytes(piece)
+            return piece.encode() if raw is None else raw
+        if self._byte_fallback:
+            match = _BYTE_PIECE.fullmatch(piece)
+            return bytes([int(match.group(1), 16)]) if match else piece.replace(_SPACE, " ").encode()
+        raise ValueError(
+            f"the tokenizer at {self._source} is neither byte-level nor with byte fallback, so the exact "
+            f"bytes of a token are not known"
+        )
+
+
+def _read_vocabulary(path: pathlib.Path) -> Vocabulary:
+    if path.is_file():
+        return read_gguf_vocabulary(GGUFHeader(path))
+    if not path.is_dir():
+        raise ValueError(f"tokenizer path {path} does not exist; give a folder or a .gguf file")
+    if not (path / "tokenizer.json").is_file():
+        file = gguf_in_folder(path)
+        if file is not None:
+            return read_gguf_vocabulary(GGUFHeader(file))
+    return read_hf_vocabulary(path)
+
+
+def _decodes_bytes(backend: tokenizers.Tokenizer, kind: str) -> bool:
+    """Whether the decoder (alone or in a sequence) is of a kind; the library tells it only as JSON."""
+    decoder = backend.decoder
+    return decoder is not None and f'"type":"{kind}"' in decoder.__getstate__().decode()

@@ -1,7 +1,7 @@
 """Writes docs/configuration.md from the declared fields, inputs and environment variables.
 
 Run by hand after a declaration changes (`python scripts/gen_config_docs.py`); with `--check` it only
-compares, as the test does. The page holds no sentence about a single field that its declaration does not hold.
+compares, as the test does. About a single field the page says what its declaration says and nothing else.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ the keywords of `Engine`, the read-only namespaces and this page are built from 
   with dashes or underscores. The command line beats the file, the file beats the default.
 - **Python.** `Engine(some_field=value)` takes the same names.
 - Numbers marked *1k* may be written 4096, 4k, 25.6k, 1M, 4Ki or 1Mi (k is 1000, Ki is 1024).
-- A default of *none* means that the start decides; `GET /server_info` shows what it decided. The record of what
-  the operator said is never changed: decisions are kept beside it, each with the name of the hook that made it.
+- A default of *none* means that the start decides; `GET /server_info` shows what it decided. The record of
+  what the operator said is never changed: decisions are kept beside it, each with the name of its hook.
 - Read a value in code through its namespace, for instance `get_schedule().page_size` or
   `get_exec().kernel.attention_backend`.
 """

@@ -78,7 +78,12 @@ class Model(Namespace, ns=NS("model")):
     quantization_param_path: A[str | None, Arg(help="File with scale factors of an fp8 KV cache.")] = None
     kv_cache_dtype: A[
         str,
-        Arg(help="Type of cached keys and values; auto follows the model.", choices=choices.KV_CACHE_DTYPES),
+        Arg(
+            help="Type of cached keys and values; auto follows the model.",
+            choices=choices.KV_CACHE_DTYPES,
+            served=("auto",),
+            instead="use auto",
+        ),
     ] = "auto"
     weight_loader_disable_mmap: A[bool, Arg(help="Read safetensors without mmap.")] = False
     weight_loader_prefetch_checkpoints: A[bool, Arg(help="Warm the page cache before loading.")] = False

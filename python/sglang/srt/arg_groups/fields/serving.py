@@ -19,9 +19,17 @@ class Serving(Namespace, ns=NS("serving")):
         Arg(help="Where the tokenizer is; default is the model path.", resolvable=True, served=True),
     ] = None
     tokenizer_mode: A[
-        str, Arg(help="auto: the fast tokenizer; slow: the Python one.", choices=choices.TOKENIZER_MODES)
+        str,
+        Arg(
+            help="auto: the fast tokenizer; slow: the Python one.",
+            choices=choices.TOKENIZER_MODES,
+            served=("auto",),
+            instead="use auto",
+        ),
     ] = "auto"
-    tokenizer_worker_num: A[int, Arg(help="Number of server processes that tokenize.", at_least=1)] = 1
+    tokenizer_worker_num: A[
+        int, Arg(help="Number of server processes that tokenize.", at_least=1, served=(1,), instead="use 1")
+    ] = 1
     detokenizer_worker_num: A[
         int | None,
         Arg(

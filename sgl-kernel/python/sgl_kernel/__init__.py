@@ -6,7 +6,7 @@ file.
 
 import torch
 
-from sgl_kernel import _C as _C  # after torch: it links against torch's libraries
+import sgl_kernel._C  # after torch: it links against the libraries of torch
 from sgl_kernel.norm import fused_add_rmsnorm
 
 __all__ = ["fused_add_rmsnorm", "isa_level"]

@@ -1,0 +1,143 @@
+"""Owns the text of one running sequence: ids in, readable text out, piece by piece.
+
+Used by the detokenizer manager, one object per sequence. It never shows half a character or a piece of a stop
+string, and its joined pieces are what one decode of all ids gives. It must not know about requests or sockets.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+#: When the window holds more ids than this, it moves on to a character border and keeps the last few as context.
+_WINDOW = 24
+_CONTEXT = 6
+
+
+class TokenDecoder(Protocol):
+    """What is asked of a tokenizer here."""
+
+    all_special_ids: Sequence[int]
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class IncrementalDetokenizer:
+    """Text of one sequence. `append` takes new ids, `text` is what may be shown by now.
+
+    Only a window of the last ids is decoded again at each step. It begins at a character border, so the text that it
+    adds does not depend on what came before.
+    """
+
+    __slots__ = (
+        "_borders",
+        "_bytes",
+        "_decode_flags",
+        "_ids",
+        "_keep_stop",
+        "_shown",
+        "_special",
+        "_stops",
+        "_text",
+        "_tokenizer",
+        "_window_shown",
+        "_window_start",
+    )
+
+    def __init__(
+        self,
+        tokenizer: TokenDecoder,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        stop: Sequence[str] = (),
+        no_stop_trim: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._decode_flags = (skip_special_tokens, spaces_between_special_tokens)
+        self._special = frozenset(tokenizer.all_special_ids) if skip_special_tokens else frozenset()
+        # With the stop text kept there is nothing to hold back.
+        self._stops = () if no_stop_trim else tuple(stop)
+        self._keep_stop = no_stop_trim
+        self._ids: list[int] = []
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""  # decoded and complete up to the last character, stop strings included
+        self._shown = 0  # how much of it may be shown
+        # The last positions in the ids at which no character is begun.
+        self._borders: deque[int] = deque(maxlen=4 * _CONTEXT)
+        self._window_start = 0
+        self._window_shown = 0  # characters of the window's decode that are in _text
+
+    @property
+    def text(self) -> str:
+        """What may be shown: complete characters, without anything that may become a stop string."""
+        return self._text[: self._shown]
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Take new ids of a sequence that goes on."""
+        for token_id in ids:
+            self._ids.append(token_id)
+            if token_id not in self._special:
+                self._bytes.decode(self._tokenizer.token_bytes(token_id))
+            if not self._bytes.getstate()[0]:
+                self._borders.append(len(self._ids))
+        self._grow(final=False)
+        self._shown = len(self._text) - self._held_back()
+
+    def finish(self, ids: Sequence[int], *, matched: int | str | None = None) -> None:
+        """Take the last ids. `matched` is the stop token (cut with its text) or the stop string that ended it."""
+        ids = list(ids)
+        if isinstance(matched, int) and not self._keep_stop and ids and ids[-1] == matched:
+            ids.pop()
+        self._ids.extend(ids)
+        self._grow(final=True)
+        shown, self._shown = self._shown, len(self._text)
+        if isinstance(matched, str):
+            found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
+            if found:
+                self._shown = max(shown, min(found))
+
+    def _grow(self, *, final: bool) -> None:
+        skip, spaces = self._decode_flags
+        window = self._tokenizer.decode(self._ids[self._window_start :], skip, spaces)
+        pending = len(self._bytes.getstate()[0])
+        if pending and not final:
+            # A begun character reads as one replacement mark or as one per byte; either way it is not shown yet.
+            bare = window.rstrip(REPLACEMENT)
+            window = window[: max(len(bare), len(window) - pending)]
+        if len(window) > self._window_shown:
+            self._text += window[self._window_shown :]
+            self._window_shown = len(window)
+        if not pending and len(self._ids) - self._window_start > _WINDOW:
+            self._move_window()
+
+    def _move_window(self) -> None:
+        skip, spaces = self._decode_flags
+        start = max((at for at in self._borders if at <= len(self._ids) - _CONTEXT), default=0)
+        if start <= self._window_start:
+            return
+        context = self._tokenizer.decode(self._ids[start:], skip, spaces)
+        # Not so where a decoder looks at a whole run of byte tokens: then the window waits for the next border.
+        if self._text.endswith(context):
+            self._window_start = start
+            self._window_shown = len(context)
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
+                if self._text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest

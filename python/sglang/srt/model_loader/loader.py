@@ -49,7 +49,7 @@ def iter_weights(model_config: ModelConfig, load_format: str, dtype: torch.dtype
         if load_format == "gguf":
             raise ValueError(f"load_format 'gguf' needs a .gguf file, and {model_config.path} is a folder")
         items = safetensors_weights(model_config.path)
-    return iter([item for item in items if not _is_superfluous(item, model_config)])
+    return iter([item for item in items if not _is_superfluous(item)])
 
 
 def load_model(
@@ -88,15 +88,11 @@ def _with_progress(items: list[WeightItem]) -> Iterator[WeightItem]:
             bar.update(item.nbytes)
 
 
-def _is_superfluous(item: WeightItem, model_config: ModelConfig) -> bool:
-    """Tensors that old or careless savers write and no model reads: said in the log, never silently
-    dropped.
-    """
-    if item.name.endswith("rotary_emb.inv_freq"):
-        reason = "the rotary frequencies are computed from the config"
-    elif item.name == "lm_head.weight" and model_config.tie_word_embeddings:
-        reason = "the config ties the head to the embedding"
-    else:
+def _is_superfluous(item: WeightItem) -> bool:
+    """Tensors that old savers write and no model reads: said in the log, never silently dropped."""
+    if not item.name.endswith("rotary_emb.inv_freq"):
         return False
-    logger.info("Tensor %s of %s is not loaded: %s", item.name, item.file, reason)
+    logger.info(
+        "Tensor %s of %s is not loaded: rotary frequencies come from the config", item.name, item.file
+    )
     return True

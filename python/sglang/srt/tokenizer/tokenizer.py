@@ -78,7 +78,11 @@ class Tokenizer:
         """Ids of `text`; with `add_special_tokens` also the BOS or EOS that this tokenizer puts around a
         text.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            # JSON can smuggle half of a surrogate pair into a string, and no encoding has bytes for that.
+            raise ValueError("the text is not valid Unicode: it holds half of a surrogate pair") from error
         return ids
 
     def encode_chat(self, prompt: str) -> list[int]:
@@ -101,7 +105,10 @@ class Tokenizer:
         `spaces_between_special_tokens` is a rule of slow tokenizers; a fast one, like this, never adds such
         spaces.
         """
-        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        try:
+            text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError as error:
+            raise ValueError("a token id is a whole number from 0 to 4294967295") from error
         return text
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -6,7 +6,7 @@ file.
 
 import torch
 
-import sgl_kernel._C  # after torch: it links against the libraries of torch
+import sgl_kernel._C  # noqa: F401 - registers the operators; after torch, whose libraries it links against
 from sgl_kernel.norm import fused_add_rmsnorm
 
 __all__ = ["fused_add_rmsnorm", "isa_level"]

@@ -1,4 +1,5 @@
-"""What unit tests share: a test case that leaves nothing published behind, and a published topology for a block.
+"""What unit tests share: a test case that leaves nothing published behind, and a published topology for a
+block.
 
 Read by tests only; imports anything. Must not start a process or build a group.
 """
@@ -26,11 +27,12 @@ class CustomTestCase(unittest.TestCase):
 
 @contextmanager
 def published_topology(*, ranks: Mapping[str, Any] | None = None, **server_args_fields: Any) -> Iterator[Any]:
-    """Publish a record with these fields for the length of a block and give it; restore everything afterwards.
+    """Publish a record with these fields for the length of a block and give it; restore everything
+    afterwards.
 
-    ``ranks`` are the fields of ``SpawnRanks``; None publishes without a bundle, so that ranks stay live. Record
-    fields only (``dp_size=2, enable_dp_attention=True``, not a command-line spelling), and no group is built.
-    Scopes opened inside must be closed inside.
+    ``ranks`` are the fields of ``SpawnRanks``; None publishes without a bundle, so that ranks stay live.
+    Record fields only (``dp_size=2, enable_dp_attention=True``, not a command-line spelling), and no group
+    is built. Scopes opened inside must be closed inside.
     """
     unknown = sorted(set(server_args_fields) - set(ServerArgs.__struct_fields__))
     if unknown:

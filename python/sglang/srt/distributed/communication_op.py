@@ -1,7 +1,8 @@
 """Owns the collectives that layers call, named by the group they run over.
 
-Read by layers and models. Each takes its group from the context in the scope that runs, so a draft's layers reduce
-over the draft's group; must not keep a group. One rank wide means the tensor itself, without asking any group.
+Read by layers and models. Each takes its group from the context in the scope that runs, so a draft's layers
+reduce over the draft's group; must not keep a group. One rank wide means the tensor itself, without asking
+any group.
 """
 
 import torch

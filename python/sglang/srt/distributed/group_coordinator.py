@@ -7,7 +7,7 @@ parallelism it serves and must not read the context. A collective over one rank 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed
@@ -37,7 +37,8 @@ class GroupCoordinator:
         mine = [list(ranks) for ranks in group_ranks if rank in ranks]
         if len(mine) != 1:
             raise ValueError(
-                f"group '{group_name}' must hold rank {rank} exactly once, found it in {len(mine)} of {list(group_ranks)}"
+                f"group '{group_name}' must hold rank {rank} exactly once, "
+                f"found it in {len(mine)} of {list(group_ranks)}"
             )
         self.group_name = group_name
         self.local_rank = local_rank
@@ -65,7 +66,8 @@ class GroupCoordinator:
         return self.rank_in_group == self.world_size - 1
 
     def destroy(self) -> None:
-        """Give both communicators back. The coordinator is of no use afterwards; a second call does nothing."""
+        """Give both communicators back. The coordinator is of no use afterwards; a second call does
+        nothing."""
         for name in ("device_group", "cpu_group"):
             group = getattr(self, name, None)
             if group is not None and torch.distributed.is_initialized():
@@ -78,33 +80,33 @@ class GroupCoordinator:
         """Sum over the group."""
         if self.world_size == 1:
             return tensor
-        self._not_yet("all_reduce")
+        raise self._not_yet("all_reduce")
 
     def all_gather(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """Concatenate the members' tensors along ``dim`` in group order."""
         if self.world_size == 1:
             return tensor
-        self._not_yet("all_gather")
+        raise self._not_yet("all_gather")
 
     def reduce_scatter(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """Sum over the group, keep this rank's slice of ``dim``."""
         if self.world_size == 1:
             return tensor
-        self._not_yet("reduce_scatter")
+        raise self._not_yet("reduce_scatter")
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
         """The tensor of group rank ``src``, on every rank."""
         if self.world_size == 1:
             return tensor
-        self._not_yet("broadcast")
+        raise self._not_yet("broadcast")
 
     def barrier(self) -> None:
         """Wait until every member came here."""
         if self.world_size > 1:
-            self._not_yet("barrier")
+            raise self._not_yet("barrier")
 
-    def _not_yet(self, collective: str) -> NoReturn:
-        raise NotImplementedError(
-            f"{collective} over {self.world_size} ranks (group '{self.group_name}') arrives with the parallel layouts; "
-            "serve with one rank until then"
+    def _not_yet(self, collective: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"{collective} over {self.world_size} ranks (group '{self.group_name}') arrives with the "
+            "parallel layouts; serve with one rank until then"
         )

@@ -1,15 +1,16 @@
 """Owns the layout of ranks: sizes in, lists of world ranks out.
 
 Read by the group build, the placement printer and the tests. Pure arithmetic: must not import torch, ask a
-process group or read the context. Every function is shown on ``tp=8, pp=2, attn_dp=2, attn_cp=2, ep=4, moe_dp=2``.
+process group or read the context. Every function is shown on ``tp=8, pp=2, attn_dp=2, attn_cp=2, ep=4,
+moe_dp=2``.
 
 Inside one pipeline stage the tensor rank is written in two number systems at once, slowest digit first:
 
     attention   tp_rank = (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank
     experts     tp_rank = (moe_dp_rank * moe_ep_size + moe_ep_rank) * moe_tp_size + moe_tp_rank
 
-and over stages ``world_rank = offset + tp_size * pp_rank + tp_rank``. A group is the set of ranks that differ in
-one digit only.
+and over stages ``world_rank = offset + tp_size * pp_rank + tp_rank``. A group is the set of ranks that
+differ in one digit only.
 """
 
 from collections.abc import Callable
@@ -58,8 +59,8 @@ class GroupSizes:
         self._factor("moe_dp_size", "moe_ep_size", "moe_tp_size")
         if self.attn_tp_size % self.dcp_size:
             raise ValueError(
-                f"dcp_size must divide attn_tp_size: {self.attn_tp_size} % {self.dcp_size} != 0; a decode-context "
-                "group lies inside one attention-TP group"
+                f"dcp_size must divide attn_tp_size: {self.attn_tp_size} % {self.dcp_size} != 0; "
+                "a decode-context group lies inside one attention-TP group"
             )
 
     def _factor(self, *names: str) -> None:
@@ -85,7 +86,8 @@ def _inside_stages(sizes: GroupSizes, one_stage: Groups) -> Groups:
 
 
 def _digit_groups(slow: int, width: int, fast: int) -> Groups:
-    """Groups over the middle digit of ``slow x width x fast``: strided by ``fast``, one per (slow, fast) pair."""
+    """Groups over the middle digit of ``slow x width x fast``: strided by ``fast``, one per (slow, fast)
+    pair."""
     return [
         [(outer * width + digit) * fast + inner for digit in range(width)]
         for outer in range(slow)
@@ -145,7 +147,8 @@ def moe_ep_groups(sizes: GroupSizes) -> Groups:
 
 
 def moe_tp_groups(sizes: GroupSizes) -> Groups:
-    """The fastest expert digit, width 8/4/2 = 1; stage 0: ``[0] [1] ... [7]``; with tp 4, ep 2: ``[0,1] [2,3]``."""
+    """The fastest expert digit, width 8/4/2 = 1; stage 0: ``[0] [1] ... [7]``; with tp 4, ep 2: ``[0,1]
+    [2,3]``."""
     one_stage = _digit_groups(sizes.moe_dp_size * sizes.moe_ep_size, sizes.moe_tp_size, 1)
     return _inside_stages(sizes, one_stage)
 

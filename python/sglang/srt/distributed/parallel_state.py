@@ -1,7 +1,8 @@
-"""Owns the process groups of this rank: ten slots, the getters over them, the build, the scopes that swap one.
+"""Owns the process groups of this rank: ten slots, the getters over them, the build, the scopes that swap
+one.
 
-Read by the context's live reads and inside this folder only; everything else asks ``get_parallel()``. Must not take a
-width as an argument: groups are built at the published widths and checked against them.
+Read by the context's live reads and inside this folder only; everything else asks ``get_parallel()``. Must
+not take a width as an argument: groups are built at the published widths and checked against them.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _PP_STATE_PATCHED = False
 _LOCAL_HOSTS = ("127.", "localhost", "[::1]", "::1")
 
 
-# -- the world ------------------------------------------------------------------------------------------------
+# -- the world ---------------------------------------------------------------------------------------------
 
 
 def init_distributed_environment(
@@ -78,7 +79,8 @@ def init_distributed_environment(
 ) -> None:
     """Join (or, as the only rank, make) the world and build its group.
 
-    Ranks meet at ``address`` ("host:port") or in ``store``. One rank alone needs neither: no port, no name look-up.
+    Ranks meet at ``address`` ("host:port") or in ``store``. One rank alone needs neither: no port, no name
+    look-up.
     """
     global _WORLD
     if torch.distributed.is_initialized():
@@ -92,7 +94,8 @@ def init_distributed_environment(
     if store is None and address is None:
         raise ValueError(f"{world_size} ranks need a place to meet: pass address='host:port' or store=...")
     if not envs.GLOO_SOCKET_IFNAME.is_set() and (address is None or address.startswith(_LOCAL_HOSTS)):
-        # Without this gloo looks its own host name up, which is slow or fails where that name does not resolve.
+        # Without this gloo looks its own host name up, which is slow or fails where that name does not
+        # resolve.
         envs.GLOO_SOCKET_IFNAME.set("lo")
     meeting: dict[str, Any] = {"store": store} if store is not None else {"init_method": f"tcp://{address}"}
     if timeout_s is not None:
@@ -112,7 +115,7 @@ def destroy_distributed_environment() -> None:
         torch.distributed.destroy_process_group()
 
 
-# -- the groups inside it -------------------------------------------------------------------------------------
+# -- the groups inside it ----------------------------------------------------------------------------------
 
 
 def init_model_parallel_group(
@@ -144,8 +147,8 @@ def initialize_model_parallel() -> None:
     rank = torch.distributed.get_rank()
     if rank < sizes.offset:
         raise ValueError(
-            f"set by group build: world rank {rank} lies below ep_join_rank_offset {sizes.offset}, so it belongs to an "
-            "earlier cohort and builds its groups at that cohort's offset"
+            f"set by group build: world rank {rank} lies below ep_join_rank_offset {sizes.offset}, "
+            "so it belongs to an earlier cohort and builds its groups at that cohort's offset"
         )
     world = get_world_group()
     backend = torch.distributed.get_backend(world.device_group)
@@ -190,16 +193,16 @@ def destroy_model_parallel() -> None:
             group.destroy()
 
 
-# -- scopes ---------------------------------------------------------------------------------------------------
+# -- scopes ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def patch_tensor_parallel_group(group: GroupCoordinator, *, owns_attention: bool) -> Iterator[None]:
     """Install ``group`` as the tensor group for a block.
 
-    With ``owns_attention`` the group is the whole world of what runs inside: attention and experts lie in it, one
-    replica wide. Without, only the tensor names change and the attention layout stays the deployment's.
-    ``dp_size`` counts the deployment's replicas and is never touched.
+    With ``owns_attention`` the group is the whole world of what runs inside: attention and experts lie in
+    it, one replica wide. Without, only the tensor names change and the attention layout stays the
+    deployment's. ``dp_size`` counts the deployment's replicas and is never touched.
     """
     global _TP_STATE_PATCHED
     if _TP_STATE_PATCHED:
@@ -241,7 +244,8 @@ def _owned_by(group: GroupCoordinator) -> dict[str, Any]:
 
 @contextmanager
 def patch_pipeline_parallel_group(group: GroupCoordinator) -> Iterator[None]:
-    """Install ``group`` as the pipeline for a block: group, size and rank. May be open beside a tensor scope."""
+    """Install ``group`` as the pipeline for a block: group, size and rank. May be open beside a tensor
+    scope."""
     global _PP_STATE_PATCHED
     if _PP_STATE_PATCHED:
         raise AssertionError("a draft pipeline scope is open already; scopes of one kind do not nest")
@@ -254,7 +258,7 @@ def patch_pipeline_parallel_group(group: GroupCoordinator) -> Iterator[None]:
             _PP_STATE_PATCHED = False
 
 
-# -- getters: what the context's live reads end in ------------------------------------------------------------
+# -- getters: what the context's live reads end in ---------------------------------------------------------
 
 
 def _built(

@@ -1,4 +1,5 @@
-"""Owns ``ParallelState``: the placement of one runner, frozen at a moment, for reports made outside its scope.
+"""Owns ``ParallelState``: the placement of one runner, frozen at a moment, for reports made outside its
+scope.
 
 Built where a runner is built; read by the weight checker. Must not be used to decide anything in a forward:
 code that runs asks the context in the scope that runs.

@@ -1,7 +1,7 @@
 """Small facts of the distributed layer: the shared key-value store, exact division.
 
-Read by the group build, by layers that shard and by the tests. Must not hold state of its own: the store lives
-in the context's resources and ends with ``reset_context``.
+Read by the group build, by layers that shard and by the tests. Must not hold state of its own: the store
+lives in the context's resources and ends with ``reset_context``.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Attention data parallelism: public names. The collectives behind it arrive with their own layout.
 
-Read by layers, the scheduler and the doors. ``is_dp_attention_enabled`` says what the deployment is and is read
-outside model code; layers branch on ``get_parallel().attn_dp_size``. Must not keep a width or a rank.
+Read by layers, the scheduler and the doors. ``is_dp_attention_enabled`` says what the deployment is and is
+read outside model code; layers branch on ``get_parallel().attn_dp_size``. Must not keep a width or a rank.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def is_dp_attention_enabled() -> bool:
 def compute_dp_attention_world_info(
     enable_dp_attention: bool, tp_rank: int, tp_size: int, dp_size: int, attn_cp_size: int = 1
 ) -> tuple[int, int, int, int]:
-    """``(attn_tp_rank, attn_tp_size, attn_dp_rank, attn_dp_size)`` of one tensor rank; the last two are 0, 1 without it."""
+    """``(attn_tp_rank, attn_tp_size, attn_dp_rank, attn_dp_size)`` of one tensor rank; the last two are 0,
+    1 without it."""
     replicas = attention_dp_width(enable_dp_attention=enable_dp_attention, dp_size=dp_size)
     widths = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=replicas)
     attn_tp_size = widths["attn_tp_size"]
@@ -72,8 +73,8 @@ def initialize_dp_attention(*, hidden_size: int, dtype: torch.dtype, device: tor
 def dp_gather_slot() -> int:
     """Index of this process in the list that a DP sync gathers.
 
-    Over the replicas that is the replica; once a scale-up has moved the gather to the whole WORLD it is the world
-    seat, unless this joiner does not take part in that gather yet.
+    Over the replicas that is the replica; once a scale-up has moved the gather to the whole WORLD it is the
+    world seat, unless this joiner does not take part in that gather yet.
     """
     parallel, dp = get_parallel(), get_flags().dp
     if dp.use_world_group_for_gather and not dp.joiner_skip_all_gather:
@@ -91,7 +92,8 @@ def update_dp_attention_post_scale(*, new_dp_size: int, new_dp_rank: int) -> Non
 
 
 class _DpGatheredBufferWrapper:
-    """The buffer that gathered rows land in: its metadata is fixed at start, its length changes per forward."""
+    """The buffer that gathered rows land in: its metadata is fixed at start, its length changes per
+    forward."""
 
     @staticmethod
     def set_metadata(hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:

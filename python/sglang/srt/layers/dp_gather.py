@@ -1,4 +1,5 @@
-"""Moves hidden states between attention-DP replicas and the tensor group. The collectives arrive with attention DP.
+"""Moves hidden states between attention-DP replicas and the tensor group. The collectives arrive with
+attention DP.
 
 Read by the layer communicator. Must not decide a padding (``dp_padding``) or a layout (the context).
 """
@@ -26,7 +27,7 @@ def _one_replica_only(rows: torch.Tensor, what: str) -> torch.Tensor:
     replicas = get_parallel().attn_dp_size
     if replicas > 1:
         raise NotImplementedError(
-            f"{what} over {replicas} attention-DP replicas arrives with attention data parallelism; serve with "
-            "--attn-dp-size 1 until then"
+            f"{what} over {replicas} attention-DP replicas arrives with attention data parallelism; "
+            "serve with --attn-dp-size 1 until then"
         )
     return rows

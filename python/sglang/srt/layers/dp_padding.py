@@ -1,7 +1,7 @@
 """Owns the padding of attention-DP gathers: how the token counts of the replicas become equal-sized rows.
 
-Read by the scheduler when it sizes a batch and by ``dp_attention``. Must not need anything but the attention-DP
-width: it is asked in processes that published nothing else.
+Read by the scheduler when it sizes a batch and by ``dp_attention``. Must not need anything but the
+attention-DP width: it is asked in processes that published nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ __all__ = ["DpPaddingMode"]
 
 
 class DpPaddingMode(enum.Enum):
-    """MAX_LEN pads every replica to the largest (equal rows, all-gather); SUM_LEN keeps exact rows (all-reduce)."""
+    """MAX_LEN pads every replica to the largest (equal rows, all-gather); SUM_LEN keeps exact rows (all-
+    reduce)."""
 
     MAX_LEN = "max_len"
     SUM_LEN = "sum_len"

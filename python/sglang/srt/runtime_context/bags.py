@@ -1,7 +1,9 @@
-"""Owns the read-only namespaces that publish projects from the record: ``get_schedule()``, ``get_exec().kernel`` ...
+"""Owns the read-only namespaces that publish projects from the record: ``get_schedule()``,
+``get_exec().kernel`` ...
 
-Read everywhere. A bag's leaves are ordinary instance attributes, so a read costs an attribute load and traces.
-Must not decide a value: bags carry what resolution decided, a scoped ``override`` states another for a block.
+Read everywhere. A bag's leaves are ordinary instance attributes, so a read costs an attribute load and
+traces. Must not decide a value: bags carry what resolution decided, a scoped ``override`` states another
+for a block.
 """
 
 from __future__ import annotations
@@ -42,22 +44,25 @@ class Bag:
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(
-            f"published namespace '{self._namespace}' is read-only: state {name} with .override({name}=...) for a block "
-            f"or with get_context().override(source, {name}=...)"
+            f"published namespace '{self._namespace}' is read-only: state {name} with "
+            f".override({name}=...) for a block or with get_context().override(source, {name}=...)"
         )
 
     def __repr__(self) -> str:
-        return f"Bag({self._namespace}, {', '.join(f'{name}={value!r}' for name, value in self.values().items())})"
+        leaves = ", ".join(f"{name}={value!r}" for name, value in self.values().items())
+        return f"Bag({self._namespace}, {leaves})"
 
     def values(self) -> dict[str, Any]:
         """The leaves of this namespace, without its parts."""
         return {name: value for name, value in self.__dict__.items() if name in self._leaves}
 
     def write(self, name: str, value: Any) -> Any:
-        """Replace one leaf for good and return what it was; the context logs it. Refused inside a scope of it."""
+        """Replace one leaf for good and return what it was; the context logs it. Refused inside a scope of
+        it."""
         if name in self._in_scope:
             raise RuntimeError(
-                f"{self._namespace}.{name} is stated by an open scope, which would drop this write when it closes"
+                f"{self._namespace}.{name} is stated by an open scope, "
+                "which would drop this write when it closes"
             )
         before = self.__dict__[name]
         self.__dict__[name] = value
@@ -65,7 +70,8 @@ class Bag:
 
     @contextmanager
     def override(self, **leaves: Any) -> Iterator[None]:
-        """State leaves of this namespace for the length of a block; names are checked before any is written."""
+        """State leaves of this namespace for the length of a block; names are checked before any is
+        written."""
         unknown = [name for name in leaves if name not in self._leaves]
         if unknown:
             hints = "".join(_where(name, self) for name in unknown)
@@ -123,7 +129,8 @@ def project(record: Any) -> dict[str, dict[str, Any]]:
 
 
 def build_bags(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Bag]:
-    """The top-level bags, each holding its sub-namespaces; ``parallel`` has none, its reader is the context."""
+    """The top-level bags, each holding its sub-namespaces; ``parallel`` has none, its reader is the
+    context."""
     bags: dict[str, Bag] = {}
     for top in TOP_NAMESPACES:
         if top == PARALLEL:

@@ -72,9 +72,10 @@ class RuntimeContext:
     def install(self, publication: Publication | None) -> None:
         """Put a publication (or none) in force whole. Checks nothing: it was checked when it was built."""
         self.publication = publication
-        self.parallel._config = None if publication is None else publication.config
-        self.parallel._stamp = {} if publication is None else publication.stamp
-        if publication is not None:
+        if publication is None:
+            self.parallel.put(None, {})
+        else:
+            self.parallel.put(publication.config, publication.stamp)
             for (group, leaf), value in publication.seeds.items():
                 setattr(getattr(self.flags, group), leaf, value)
 
@@ -82,7 +83,8 @@ class RuntimeContext:
         """One top-level bag of the publication."""
         if self.publication is None:
             raise ValueError(
-                f"config namespace '{name}' not published: the process entry calls publish() before anything reads it"
+                f"config namespace '{name}' not published: the process entry calls publish() "
+                "before anything reads it"
             )
         return self.publication.bags[name]
 
@@ -125,7 +127,8 @@ class RuntimeContext:
         if name not in streams:
             import torch
 
-            streams[name] = torch.cuda.Stream()
+            make_stream: Callable[[], Any] = torch.cuda.Stream
+            streams[name] = make_stream()
         return streams[name]
 
     def set_stream(self, name: str, stream: Any) -> None:
@@ -144,10 +147,8 @@ class RuntimeContext:
     def reset(self) -> None:
         """Back to an empty process. The parallel context object survives: components keep it."""
         if self.parallel._overrides:
-            raise AssertionError(
-                f"reset inside an open parallel scope that states {', '.join(sorted(self.parallel._overrides))}; "
-                "close it first"
-            )
+            stated = ", ".join(sorted(self.parallel._overrides))
+            raise AssertionError(f"reset inside an open parallel scope that states {stated}; close it first")
         self.install(None)
         self.flags = Flags()
         self.forward = ForwardFlags()
@@ -163,8 +164,8 @@ def _home_of(name: str) -> str:
         )
     if home == PARALLEL:
         raise ValueError(
-            f"'{name}' is placement, which is checked as a whole: use get_parallel().override({name}=...) for a block "
-            "or override_permanently() for good"
+            f"'{name}' is placement, which is checked as a whole: use get_parallel().override({name}=...) "
+            "for a block or override_permanently() for good"
         )
     return home
 

@@ -15,7 +15,8 @@ __all__ = ["CaptureFlags", "DpFlags", "FlagGroupBase", "Flags", "MoeFlags"]
 
 
 class FlagGroupBase:
-    """A group of declared leaves: annotate them with a default in the subclass, nothing else can be written."""
+    """A group of declared leaves: annotate them with a default in the subclass, nothing else can be
+    written."""
 
     _leaves: ClassVar[dict[str, Any]] = {}
 
@@ -42,9 +43,8 @@ class FlagGroupBase:
         """Write leaves for the length of a block; all names are checked before the first is written."""
         unknown = [name for name in leaves if name not in self._leaves]
         if unknown:
-            raise ValueError(
-                f"{type(self).__name__} declares no {', '.join(repr(name) for name in unknown)}{self._near(unknown[0])}"
-            )
+            listed = ", ".join(repr(name) for name in unknown)
+            raise ValueError(f"{type(self).__name__} declares no {listed}{self._near(unknown[0])}")
         before = {name: getattr(self, name) for name in leaves}
         for name, value in leaves.items():
             setattr(self, name, value)
@@ -85,7 +85,8 @@ class MoeFlags(FlagGroupBase):
 
 
 class DpFlags(FlagGroupBase):
-    """Attention data parallelism at run time: on or off, which list the gather spans, what a gathered row is."""
+    """Attention data parallelism at run time: on or off, which list the gather spans, what a gathered row
+    is."""
 
     enabled: bool = False
     use_world_group_for_gather: bool = False

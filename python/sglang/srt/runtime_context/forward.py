@@ -1,7 +1,9 @@
-"""Owns the flags of one forward: what a decoder, a collective or a padding decision tells the layers below it.
+"""Owns the flags of one forward: what a decoder, a collective or a padding decision tells the layers below
+it.
 
-Read through ``get_forward()``, never kept. Two kinds: graph-visible flags are plain, process-wide slots that trace
-inside compiled code; context-local flags start at their default in every new thread and must not be read there.
+Read through ``get_forward()``, never kept. Two kinds: graph-visible flags are plain, process-wide slots
+that trace inside compiled code; context-local flags start at their default in every new thread and must not
+be read there.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import Any
 
 __all__ = ["ForwardFlags"]
 
-#: Graph-visible, process-wide. The last four are the sizes of the gathered attention-DP buffer; they stay until
-#: the next write.
+#: Graph-visible, process-wide. The last four are the sizes of the gathered attention-DP buffer; they stay
+#: until the next write.
 _GRAPH_VISIBLE: dict[str, Any] = {
     "attn_input_scattered": False,
     "is_extend_in_batch": False,

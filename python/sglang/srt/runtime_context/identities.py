@@ -1,7 +1,7 @@
 """Owns the identities of a layout and the one function that checks them at every write.
 
-Read by publish, scopes, stamps and the group build. Must not write anything and must not decide what a missing
-value would be: an identity with a term that cannot be read as a plain integer is skipped whole.
+Read by publish, scopes, stamps and the group build. Must not write anything and must not decide what a
+missing value would be: an identity with a term that cannot be read as a plain integer is skipped whole.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ GROUP_WIDTHS: dict[str, tuple[str, str]] = {
 def validate_parallel(parallel: PlacementReader, who: str, groups: Collection[str] | None = None) -> None:
     """Raise one ValueError that lists every identity the context now violates.
 
-    ``groups`` names the groups to compare with their widths; None means all that are built, and then also each
-    group's ``rank_in_group`` with the rank the context answers.
+    ``groups`` names the groups to compare with their widths; None means all that are built, and then also
+    each group's ``rank_in_group`` with the rank the context answers.
     """
     build = groups is None
     wanted = list(GROUP_WIDTHS) if groups is None else [name for name in groups if name in GROUP_WIDTHS]

@@ -1,7 +1,9 @@
-"""Owns ``ParallelContext``: how wide is each kind of parallelism, which rank is this, which group does it reduce over.
+"""Owns ``ParallelContext``: how wide is each kind of parallelism, which rank is this, which group does it
+reduce over.
 
-Read everywhere through ``get_parallel()``; one name is answered by, in this order, an open scope, a stamp, the
-published bag, the process group. Must not import torch or ``distributed``: the group getters are found by dotted name.
+Read everywhere through ``get_parallel()``; one name is answered by, in this order, an open scope, a stamp,
+the published bag, the process group. Must not import torch or ``distributed``: the group getters are found
+by dotted name.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
-from sglang.srt.arg_groups.fields.parallel import Parallel
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
+from sglang.srt.arg_groups.fields.parallel import Parallel
 from sglang.srt.runtime_context.identities import validate_parallel
 
 __all__ = [
@@ -55,16 +57,16 @@ LIVE_READS: dict[str, str] = {
 #: Facts of the spawn that no group and no flag knows, each with its own reason for being missing.
 STAMP_ONLY: dict[str, str] = {
     "attn_dp_rank": (
-        "attn_dp_rank is not known in this process: no group answers it. publish(..., ranks=SpawnRanks(...)) or "
-        "initialize_dp_attention() stamps it, get_parallel().override(attn_dp_rank=...) states it for a block"
+        "attn_dp_rank is not known in this process: no group answers it. publish(..., ranks=SpawnRanks(...)) "
+        "or initialize_dp_attention() stamps it, get_parallel().override(attn_dp_rank=...) states it"
     ),
     "dp_rank": (
-        "dp_rank is not known in this process: it was published without a rank bundle. The entry that spawned it "
-        "passes publish(..., ranks=SpawnRanks(dp_rank=...)); None is an answer there"
+        "dp_rank is not known in this process: it was published without a rank bundle. The entry that "
+        "spawned it passes publish(..., ranks=SpawnRanks(dp_rank=...)); None is an answer there"
     ),
     "gpu_id": (
-        "gpu_id is not known in this process: it was published without a rank bundle. The entry that spawned it "
-        "passes publish(..., ranks=SpawnRanks(gpu_id=...)); None is an answer there (a CPU rank)"
+        "gpu_id is not known in this process: it was published without a rank bundle. The entry that "
+        "spawned it passes publish(..., ranks=SpawnRanks(gpu_id=...)); None is an answer there (a CPU rank)"
     ),
 }
 
@@ -72,21 +74,35 @@ STAMP_ONLY: dict[str, str] = {
 class ParallelContext:
     """One reader for every placement question; see ``parallel_fields()`` for the names it answers.
 
-    A slot look-up and at most three dictionary look-ups per read: cheap, and traceable under ``fullgraph``.
+    A read costs one slot and at most three dictionary look-ups, and traces under ``fullgraph``.
     """
 
-    __slots__ = ("_config", "_overrides", "_stamp")
+    __slots__ = ("_config", "_layers", "_overrides", "_stamp")
 
+    #: What publish projected; None until then.
     _config: dict[str, Any] | None
+    #: Permanent answers, ahead of the published ones.
     _stamp: dict[str, Any]
+    #: Names stated by the scopes that are open now, ahead of everything.
     _overrides: dict[str, Any]
+    #: What a read walks: ``_overrides``, then config and stamp merged. Rebuilt where either of these is
+    #: written; one slot, because a class with ``__getattr__`` pays for each slot it reads.
+    _layers: tuple[dict[str, Any], dict[str, Any]]
 
     def __init__(self) -> None:
-        self._config = None
-        self._stamp = {}
         self._overrides = {}
+        self.put(None, {})
 
     # -- writes -------------------------------------------------------------------------------------------
+
+    def put(self, config: dict[str, Any] | None, stamp: dict[str, Any]) -> None:
+        """Replace what is published and stamped; publish and its undoing call this, and nobody else."""
+        self._config = config
+        self._stamp = stamp
+        self._settle()
+
+    def _settle(self) -> None:
+        self._layers = (self._overrides, {**(self._config or {}), **self._stamp})
 
     @contextmanager
     def override(self, **names: Any) -> Iterator[None]:
@@ -112,19 +128,20 @@ class ParallelContext:
         _refuse_unknown(names)
         self._check("stamp", stamp=names)
         self._stamp.update(names)
+        self._settle()
 
     def clear_stamp(self) -> None:
         """Drop every stamp, those of the spawn bundle included."""
         self._stamp.clear()
+        self._settle()
 
     def _check(
         self, who: str, *, overrides: dict[str, Any] | None = None, stamp: dict[str, Any] | None = None
     ) -> None:
-        candidate = ParallelContext()
-        candidate._config = self._config
-        candidate._stamp = {**self._stamp, **(stamp or {})}
-        candidate._overrides = {**self._overrides, **(overrides or {})}
         stated = {**(overrides or {}), **(stamp or {})}
+        candidate = ParallelContext()
+        candidate._overrides.update({**self._overrides, **(overrides or {})})
+        candidate.put(self._config, {**self._stamp, **(stamp or {})})
         validate_parallel(candidate, who, groups=[name for name in stated if name.endswith("_group")])
 
     # -- reads --------------------------------------------------------------------------------------------
@@ -147,8 +164,9 @@ class ParallelContext:
         return layer != "nobody" and (layer != "live" or GETTER_MODULE in sys.modules)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only when no slot and no property answered: this makes errors, never values. Underscore names are
-        # refused first, because `copy` and `pickle` probe for them on instances whose slots are not set yet.
+        # Reached only when no slot and no property answered: this makes errors, never values. Underscore
+        # names are refused first, because `copy` and `pickle` probe for them on instances whose slots are
+        # not set yet.
         if name.startswith("_"):
             raise AttributeError(f"ParallelContext has no '{name}'")
         if name in _FIELDS:
@@ -172,108 +190,65 @@ def _refuse_unknown(names: dict[str, Any]) -> None:
     )
 
 
-# -- one reader per kind of name ------------------------------------------------------------------------------
-# Each is a plain function over three dictionaries and a constant; the constant is a closure cell, which dynamo
-# treats as such. They are spelled out rather than sharing a helper: a shared call costs a third of the read.
+# -- one reader, and what it does when no layer has the name -----------------------------------------------
+
+
+def _reader(name: str, otherwise: Callable[[ParallelContext], Any], doc: str) -> property:
+    """``name`` is a closure cell, which dynamo treats as the constant it is."""
+
+    def read(self: ParallelContext) -> Any:
+        overrides, settled = self._layers
+        if name in overrides:
+            return overrides[name]
+        if name in settled:
+            return settled[name]
+        return otherwise(self)
+
+    return property(read, doc=doc)
 
 
 def _leaf(name: str) -> property:
-    def read(self: ParallelContext) -> Any:
-        overrides = self._overrides
-        if name in overrides:
-            return overrides[name]
-        stamp = self._stamp
-        if name in stamp:
-            return stamp[name]
-        config = self._config
-        if config is not None and name in config:
-            return config[name]
-        raise _missing_leaf(name, config)
+    def missing(self: ParallelContext) -> NoReturn:
+        if self._config is not None:
+            raise ValueError(
+                f"the published record has no '{name}', so get_parallel() cannot answer it; state it with "
+                f"get_parallel().override({name}=...)"
+            )
+        raise ValueError(
+            f"config namespace 'parallel' not published: cannot answer '{name}'. The process entry calls "
+            f"publish(); a block without one states it with get_parallel().override({name}=...)"
+        )
 
-    return property(read, doc=f"`{name}` of the published configuration")
+    return _reader(name, missing, f"`{name}` of the published configuration")
 
 
 def _quotient(name: str) -> property:
-    def read(self: ParallelContext) -> Any:
-        overrides = self._overrides
-        if name in overrides:
-            return overrides[name]
-        stamp = self._stamp
-        if name in stamp:
-            return stamp[name]
-        config = self._config
-        if config is not None and name in config:
-            return config[name]
-        raise _missing_quotient(name)
+    def missing(self: ParallelContext) -> NoReturn:
+        raise RuntimeError(
+            f"derived parallel width '{name}' is not available: publish() computes it from the leaves, "
+            f"get_parallel().override({name}=...) states it for a block, override_permanently() for good"
+        )
 
-    return property(read, doc=f"`{name}`, computed from the leaves at publish")
+    return _reader(name, missing, f"`{name}`, computed from the leaves at publish")
 
 
 def _live(name: str, getter: str) -> property:
-    def read(self: ParallelContext) -> Any:
-        overrides = self._overrides
-        if name in overrides:
-            return overrides[name]
-        stamp = self._stamp
-        if name in stamp:
-            return stamp[name]
-        return _ask_group(name, getter)
+    def ask_group(self: ParallelContext) -> Any:
+        module = sys.modules.get(GETTER_MODULE) or import_module(GETTER_MODULE)
+        try:
+            return getattr(module, getter)()
+        except AttributeError as error:
+            # Out of a property it would send Python to __getattr__, which would deny that the name exists.
+            raise RuntimeError(f"the process group could not answer '{name}': {error}") from error
 
-    return property(read, doc=f"`{name}`, asked of the process group unless stated or stamped")
+    return _reader(name, ask_group, f"`{name}`, asked of the process group unless stated or stamped")
 
 
 def _stamp_only(name: str) -> property:
-    def read(self: ParallelContext) -> Any:
-        overrides = self._overrides
-        if name in overrides:
-            return overrides[name]
-        stamp = self._stamp
-        if name in stamp:
-            return stamp[name]
+    def missing(self: ParallelContext) -> NoReturn:
         raise RuntimeError(STAMP_ONLY[name])
 
-    return property(read, doc=f"`{name}`, a fact of the spawn")
-
-
-def _computed(name: str, rule: Callable[[ParallelContext], Any]) -> property:
-    def read(self: ParallelContext) -> Any:
-        overrides = self._overrides
-        if name in overrides:
-            return overrides[name]
-        stamp = self._stamp
-        if name in stamp:
-            return stamp[name]
-        return rule(self)
-
-    return property(read, doc=rule.__doc__)
-
-
-def _ask_group(name: str, getter: str) -> Any:
-    module = sys.modules.get(GETTER_MODULE) or import_module(GETTER_MODULE)
-    try:
-        return getattr(module, getter)()
-    except AttributeError as error:
-        # An AttributeError out of a property would send Python to __getattr__, which would deny the name exists.
-        raise RuntimeError(f"the process group could not answer '{name}': {error}") from error
-
-
-def _missing_leaf(name: str, config: dict[str, Any] | None) -> Exception:
-    if config is None:
-        return ValueError(
-            f"config namespace 'parallel' not published: cannot answer '{name}'. The process entry calls publish(); "
-            f"a block without one states it with get_parallel().override({name}=...)"
-        )
-    return ValueError(
-        f"the published record has no '{name}', so get_parallel() cannot answer it; state it with "
-        f"get_parallel().override({name}=...)"
-    )
-
-
-def _missing_quotient(name: str) -> Exception:
-    return RuntimeError(
-        f"derived parallel width '{name}' is not available: publish() computes it from the configured leaves, "
-        f"get_parallel().override({name}=...) states it for a block, override_permanently() for good"
-    )
+    return _reader(name, missing, f"`{name}`, a fact of the spawn")
 
 
 def _max_world_size(parallel: ParallelContext) -> Any:
@@ -314,7 +289,7 @@ def _install_readers() -> frozenset[str]:
         {name: _quotient(name) for name in derived_of(Parallel)},
         {name: _live(name, getter) for name, getter in LIVE_READS.items()},
         {name: _stamp_only(name) for name in STAMP_ONLY},
-        {name: _computed(name, rule) for name, rule in _COMPUTED.items()},
+        {name: _reader(name, rule, rule.__doc__ or "") for name, rule in _COMPUTED.items()},
     ]
     for table in tables:
         twice = sorted(set(readers) & set(table))

@@ -1,7 +1,7 @@
 """Owns the questions whose answer takes more than one published leaf.
 
-Read by whoever would otherwise combine leaves itself. The rules are in ``arg_groups/predicates.py`` and are the
-ones resolution uses; must not restate one, only fetch its inputs from the namespaces.
+Read by whoever would otherwise combine leaves itself. The rules are in ``arg_groups/predicates.py`` and are
+the ones resolution uses; must not restate one, only fetch its inputs from the namespaces.
 """
 
 from __future__ import annotations

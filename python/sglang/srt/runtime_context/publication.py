@@ -75,13 +75,14 @@ def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None
     config = values[PARALLEL]
     stamp = {} if ranks is None else _placement(config, ranks)
     candidate = ParallelContext()
-    candidate._config, candidate._stamp = config, stamp
+    candidate.put(config, stamp)
     validate_parallel(candidate, "publish", groups=())
     standing = built_groups_of_another_width(candidate)
     if standing:
         rules = "\n".join(f"  - {line}" for line in standing)
         raise RuntimeError(
-            f"publish while process groups of other widths stand; call destroy_model_parallel() first\n{rules}"
+            f"publish while process groups of other widths stand; "
+            f"call destroy_model_parallel() first\n{rules}"
         )
     return Publication(
         record=record,

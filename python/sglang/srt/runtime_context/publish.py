@@ -1,7 +1,7 @@
 """Owns the acts of a process entry: publish a record, assert that it is the one in force, start over.
 
-Read by entries (``publish``), constructors (``assert_published``) and tests (``reset_context``). Must not resolve,
-open the model path or refuse a value for being unserved: that happened at the door.
+Read by entries (``publish``), constructors (``assert_published``) and tests (``reset_context``). Must not
+resolve, open the model path or refuse a value for being unserved: that happened at the door.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def publish_role() -> str | None:
 
 
 def assert_published(server_args: Any, *, role: str) -> None:
-    """What a constructor does in place of publishing: fail loud unless this very record is in force as ``role``."""
+    """What a constructor does in place of publishing: fail loud unless this very record is in force as
+    ``role``."""
     publication = get_context().publication
     cure = f"the process entry calls publish(server_args, role={role!r}) once, before anything is constructed"
     if publication is None:

@@ -1,7 +1,8 @@
-"""Owns the scoped configuration of tests: publish a dummy record with some fields decided, put everything back.
+"""Owns the scoped configuration of tests: publish a dummy record with some fields decided, put everything
+back.
 
-Read through ``get_context().override_server_args(...)`` and ``published_topology``. Must not run resolution: the
-fields are declared beside the record as they are given.
+Read through ``get_context().override_server_args(...)`` and ``published_topology``. Must not run
+resolution: the fields are declared beside the record as they are given.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ContextSnapshot", "ServerArgsOverride"]
 
-#: The record's module, by name: it carries legacy setters that call publish, so importing it here would close a circle.
+#: The record's module, by name: it carries legacy setters that call publish, so importing it here would
+#: close a circle.
 _RECORD_MODULE = "sglang.srt.server_args"
 
 #: Who declared the values, in the record's own provenance.
@@ -50,7 +52,7 @@ class ContextSnapshot:
         """Restore without checking and without refusing."""
         self._context.install(self._publication)
         if self._publication is None:
-            self._context.parallel._stamp = self._loose_stamp
+            self._context.parallel.put(None, self._loose_stamp)
         self._context.flags.restore(self._flags)
 
 
@@ -66,7 +68,8 @@ def _frozen(context: RuntimeContext) -> Publication | None:
 
 
 class ServerArgsOverride:
-    """``install`` publishes, ``restore`` puts back what was there; also a context manager giving the record."""
+    """``install`` publishes, ``restore`` puts back what was there; also a context manager giving the
+    record."""
 
     def __init__(self, context: RuntimeContext, fields: dict[str, Any]) -> None:
         self._context = context
@@ -84,7 +87,7 @@ class ServerArgsOverride:
         return record
 
     def restore(self) -> None:
-        """Put back record, namespaces, role, log, stamps and flags. Does nothing when nothing is installed."""
+        """Put back record, namespaces, role, log, stamps and flags; nothing where nothing is installed."""
         before, self._before = self._before, None
         if before is not None:
             before.put_back()

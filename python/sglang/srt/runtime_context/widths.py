@@ -28,12 +28,13 @@ WIDTH_LEAVES = ("tp_size", "pp_size", "dp_size", "ep_size", "moe_dp_size", "attn
 
 
 def attention_dp_width(*, enable_dp_attention: bool, dp_size: int) -> int:
-    """Attention replicas inside the tensor group; without attention DP, ``dp_size`` counts separate worlds."""
+    """Attention replicas inside the tensor group; otherwise ``dp_size`` counts separate worlds."""
     return dp_size if enable_dp_attention else 1
 
 
 def derive_attention_widths(*, tp_size: int, attn_cp_size: int, attn_dp_size: int) -> dict[str, int]:
-    """``attn_tp_size`` and ``attn_dp_size``; a width that does not divide is left for the identities to refuse."""
+    """``attn_tp_size`` and ``attn_dp_size``; a width that does not divide is left for the identities to
+    refuse."""
     return {"attn_tp_size": tp_size // attn_dp_size // attn_cp_size, "attn_dp_size": attn_dp_size}
 
 
@@ -118,7 +119,8 @@ def derive_attention_ranks(
 ) -> AttentionRanks:
     """Digits of ``tp_rank = (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank``.
 
-    ``tp_rank 5, attn_tp 2, attn_cp 2``: replica 1, context slice 0, tensor slice 1. The cache stripe counts inside the tensor slice.
+    ``tp_rank 5, attn_tp 2, attn_cp 2``: replica 1, context slice 0, tensor slice 1. The cache stripe counts
+    inside the tensor slice.
     """
     slow, attn_tp_rank = divmod(tp_rank, attn_tp_size)
     attn_dp_rank, attn_cp_rank = divmod(slow, attn_cp_size)
@@ -136,7 +138,8 @@ def derive_expert_ranks(*, tp_rank: int, moe_ep_size: int, moe_tp_size: int) -> 
 
 
 def derive_stage_ranks(*, world_rank: int, tp_size: int, pp_size: int, offset: int = 0) -> tuple[int, int]:
-    """``(pp_rank, tp_rank)`` of ``world_rank = offset + tp_size * pp_rank + tp_rank``: 5 of tp 4, pp 2 is (1, 1)."""
+    """``(pp_rank, tp_rank)`` of ``world_rank = offset + tp_size * pp_rank + tp_rank``: 5 of tp 4, pp 2 is
+    (1, 1)."""
     seat = world_rank - offset
     if not 0 <= seat < tp_size * pp_size:
         raise ValueError(

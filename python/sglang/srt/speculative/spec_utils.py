@@ -1,7 +1,7 @@
 """The two scopes in which a draft runs. Draft workers arrive with their algorithms.
 
-Read by draft workers, which state at every phase whether their draft owns its attention. Must not take a group from
-a caller: the group to install is the target's, read from the context at the moment of entry.
+Read by draft workers, which state at every phase whether their draft owns its attention. Must not take a
+group from a caller: the group to install is the target's, read from the context at the moment of entry.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["draft_pp_context", "draft_tp_context"]
 def draft_tp_context(owns_attention: bool) -> AbstractContextManager[None]:
     """The tensor placement of a draft.
 
-    True: the draft runs whole on the target's attention-TP group. False: it runs on the target's own layout, so there
-    is nothing to install. Entered from outside any draft scope.
+    True: the draft runs whole on the target's attention-TP group. False: it runs on the target's own
+    layout, so there is nothing to install. Entered from outside any draft scope.
     """
     if not isinstance(owns_attention, bool):
         raise TypeError(
-            f"draft_tp_context takes whether the draft owns its attention, a bool, and got {type(owns_attention).__name__}; "
-            "the group is no longer passed in"
+            "draft_tp_context takes whether the draft owns its attention, a bool, and got "
+            f"{type(owns_attention).__name__}; the group is no longer passed in"
         )
     return _draft_tensor_scope(owns_attention)
 

@@ -1,7 +1,7 @@
 """Compares the weights of one runner with what they were. The comparison arrives with weight updates.
 
-Built per runner; served from the scheduler loop, outside any draft scope. So it reports the placement it was handed
-and must not ask the context for it.
+Built per runner; served from the scheduler loop, outside any draft scope. So it reports the placement it
+was handed and must not ask the context for it.
 """
 
 from __future__ import annotations
@@ -28,5 +28,6 @@ class WeightChecker:
 
     def handle(self, action: str) -> NoReturn:
         raise NotImplementedError(
-            f"weight check {action!r} arrives with weight updates; this server loads its weights once, at start"
+            f"weight check {action!r} arrives with weight updates; "
+            "this server loads its weights once, at start"
         )

@@ -1,4 +1,5 @@
-"""Which expert back ends are active, and which collectives the expert layers may leave out. Expert models come later.
+"""Which expert back ends are active, and which collectives the expert layers may leave out. Expert models
+come later.
 
 Read by expert layers and draft workers. The active choice lives in ``get_flags().moe``; must not keep a copy.
 """
@@ -129,7 +130,8 @@ def is_sbo_enabled() -> bool:
 
 @contextmanager
 def speculative_moe_backend_context() -> Iterator[None]:
-    """The draft's expert kernels for a block. Draft layers are unquantized, so gathering in fp4 is off inside."""
+    """The draft's expert kernels for a block. Draft layers are unquantized, so gathering in fp4 is off
+    inside."""
     moe = get_flags().moe
     drafted = moe.speculative_runner_backend
     runner = get_moe_runner_backend() if drafted is None else drafted
@@ -159,8 +161,8 @@ def should_skip_post_experts_all_reduce(*, is_tp_path: bool) -> bool:
 
 
 def should_use_dp_reduce_scatterv() -> bool:
-    """One reduce-scatter in place of all-reduce and scatter: only when every rank is a replica of its own, so that
-    the list of row counts has one entry per member of the group."""
+    """One reduce-scatter in place of all-reduce and scatter: only when every rank is a replica of its own,
+    so that the list of row counts has one entry per member of the group."""
     if not is_dp_attention_enabled():
         return False
     parallel = get_parallel()

@@ -1,6 +1,8 @@
-"""What every expert runner shares: the buffer a caller may bring. The runners themselves arrive with expert models.
+"""What every expert runner shares: the buffer a caller may bring. The runners themselves arrive with expert
+models.
 
-Read by expert layers and runners. Must not hold the buffer: it lives in the forward flags for the length of a block.
+Read by expert layers and runners. Must not hold the buffer: it lives in the forward flags for the length of
+a block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Modes of the DeepEP buffer. Creating a buffer and dispatching through it arrive with expert parallelism.
 
-Read by the expert dispatcher. Imports without the ``deep_ep`` package; the buffer and what it was sized for live in
-the context's resources, must not be kept here.
+Read by the expert dispatcher. Imports without the ``deep_ep`` package; the buffer and what it was sized for
+live in the context's resources, must not be kept here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class DeepEPBuffer:
 
     @classmethod
     def set_dispatch_mode_as_low_latency(cls) -> None:
-        """Coming from the normal mode the buffer holds foreign data where low-latency counters lie: clean it once."""
+        """Coming from the normal mode the buffer holds foreign data where low-latency counters lie: clean
+        it once."""
         state = cls._state()
         if state.dispatch_mode is DeepEPDispatchMode.NORMAL and state.buffer is not None:
             cls._clean(state)

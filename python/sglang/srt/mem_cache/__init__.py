@@ -1,1 +1,3 @@
-"""The key/value cache: pools of slots, the allocators that hand them out, and the prefix caches that share them."""
+"""The key/value cache: pools of slots, the allocators that hand them out, and the prefix caches that share
+them.
+"""

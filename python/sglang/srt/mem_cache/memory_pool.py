@@ -1,7 +1,8 @@
 """Owns the two tables of the cache: which slots a request has, and the storage that the slots point into.
 
-Read by the model runner and the attention back ends (storage) and by the scheduler (rows). It must not decide who gets a slot (the
-allocator does) and must not know how a page is laid out (the back end's layout does).
+Read by the model runner and the attention back ends (storage) and by the scheduler (rows). It must not
+decide who gets a slot (the allocator does) and must not know how a page is laid out (the back end's layout
+does).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ RESERVED_PAGES = 1
 class ReqToTokenPool:
     """`req_to_token[i, t]` is the slot of token t of the request that holds row i.
 
-    The scheduler plans on the host: `host` is the same table as a numpy array. On a CPU device both share their memory; elsewhere `write`
-    copies what changed.
+    The scheduler plans on the host: `host` is the same table as a numpy array. On a CPU device both share
+    their memory; elsewhere `write` copies what changed.
     """
 
     def __init__(self, size: int, max_context_len: int, device: torch.device | str = "cpu") -> None:
@@ -81,7 +82,8 @@ class ReqToTokenPool:
 
 
 class PagedKVPool:
-    """Storage for `num_pages` pages of `page_size` tokens (and the reserved page 0), one opaque object per layer.
+    """Storage for `num_pages` pages of `page_size` tokens (and the reserved page 0), one opaque object per
+    layer.
 
     Slot s lies in page `s // page_size` at offset `s % page_size`; slots of real tokens start at `page_size`.
     """

@@ -1,7 +1,8 @@
-"""Owns the free pages and the contract of an allocator: who asks gets int64 slots or None, and gives whole pages back.
+"""Owns the free pages and the contract of an allocator: who asks gets int64 slots or None, and gives whole
+pages back.
 
-Read by the request side of the cache; the two page-size cases are in `token.py` and `paged.py`. It must not evict, retract or wait: it only
-says that there is no room.
+Read by the request side of the cache; the two page-size cases are in `token.py` and `paged.py`. It must not
+evict, retract or wait: it only says that there is no room.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from sglang.srt.mem_cache.memory_pool import RESERVED_PAGES
 
 
 class FreePages:
-    """The set of free pages. Pages of one request are neighbours where possible; single ones are taken from the far end.
+    """The set of free pages. Pages of one request are neighbours where possible; single ones are taken from
+    the far end.
 
     `_sorted` is ascending; `_returned` holds pages given back since it was last sorted.
     """
@@ -33,7 +35,9 @@ class FreePages:
         return self._num_free
 
     def take(self, count: int, *, together: bool) -> np.ndarray | None:
-        """`count` pages in ascending order, or None (then nothing is taken). `together`: one request gets them all."""
+        """`count` pages in ascending order, or None (then nothing is taken). `together`: one request gets
+        them all.
+        """
         if count > self._num_free:
             return None
         if together and count > 1:
@@ -92,7 +96,9 @@ class FreePages:
 
 
 class SlotAllocator(ABC):
-    """Hands out slots of the KV pool. All lengths are tokens; `size` and `available_size` count the tokens of whole pages."""
+    """Hands out slots of the KV pool. All lengths are tokens; `size` and `available_size` count the tokens
+    of whole pages.
+    """
 
     page_size: int
 
@@ -128,7 +134,9 @@ class SlotAllocator(ABC):
 
     @abstractmethod
     def alloc_extend(self, start: int, end: int, last_slot: int) -> np.ndarray | None:
-        """Slots for the tokens `start .. end - 1` of one request whose token `start - 1` lies in `last_slot`."""
+        """Slots for the tokens `start .. end - 1` of one request whose token `start - 1` lies in
+        `last_slot`.
+        """
 
     @abstractmethod
     def alloc_decode(self, lengths: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
@@ -136,4 +144,6 @@ class SlotAllocator(ABC):
 
     @abstractmethod
     def free(self, slots: np.ndarray) -> None:
-        """Give pages back. `slots` names every page that is freed by at least one of its slots; nobody else may use those pages."""
+        """Give pages back. `slots` names every page that is freed by at least one of its slots; nobody else
+        may use those pages.
+        """

@@ -1,0 +1,132 @@
+"""Owns the lists of requests by stage, and how a planned set of requests becomes one forward batch.
+
+Read and written by the scheduler's parts. It must not choose requests (the planner does) and must not
+allocate.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, LogprobAsk
+from sglang.srt.batch.req import Req
+
+
+@dataclass(slots=True)
+class Roster:
+    """Where every request is: waiting (holds nothing), prefilling (a prompt cut into chunks), or running."""
+
+    waiting: deque[Req] = field(default_factory=deque)
+    prefilling: Req | None = None
+    running: list[Req] = field(default_factory=list)
+
+    @property
+    def num_started(self) -> int:
+        return len(self.running) + (self.prefilling is not None)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.running and self.prefilling is None
+
+    def started(self) -> Iterator[Req]:
+        """Every request that holds slots."""
+        yield from self.running
+        if self.prefilling is not None:
+            yield self.prefilling
+
+
+@dataclass(slots=True)
+class PrefillPart:
+    """The tokens `start .. end - 1` of one request, computed in one forward; `slots` is where they go."""
+
+    req: Req
+    ids: np.ndarray
+    start: int
+    end: int
+    slots: np.ndarray
+    completes_prompt: bool
+
+
+@dataclass(slots=True)
+class ScheduledBatch:
+    """A forward and the requests behind its rows. `parts` is None for a decode batch."""
+
+    reqs: list[Req]
+    forward: ForwardBatch
+    parts: list[PrefillPart] | None = None
+
+
+def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> ScheduledBatch:
+    """One EXTEND forward over the parts, in their order."""
+    lens = [part.end - part.start for part in parts]
+    seq_lens = [part.end for part in parts]
+    tokens = np.empty((3, sum(lens)), dtype=np.int64)  # ids, positions, slots
+    at = 0
+    for part, count in zip(parts, lens):
+        tokens[0, at : at + count] = part.ids
+        tokens[1, at : at + count] = np.arange(part.start, part.end)
+        tokens[2, at : at + count] = part.slots
+        at += count
+    per_req = np.array([[part.req.row for part in parts], seq_lens], dtype=np.int64)
+    input_ids, positions, slots = torch.from_numpy(tokens).to(device)
+    rows, lengths = torch.from_numpy(per_req).to(device)
+    asks = [_prefill_ask(part) for part in parts]
+    forward = ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        input_ids=input_ids,
+        positions=positions,
+        out_cache_loc=slots,
+        req_pool_indices=rows,
+        seq_lens=lengths,
+        seq_lens_list=seq_lens,
+        extend_lens=lens,
+        sampling_rows=[
+            part.req.sampling if part.completes_prompt and part.req.draws_a_token else None for part in parts
+        ],
+        logprob_asks=asks if any(ask is not None for ask in asks) else None,
+    )
+    return ScheduledBatch([part.req for part in parts], forward, parts)
+
+
+def make_decode_batch(
+    reqs: list[Req], rows: np.ndarray, lengths: np.ndarray, slots: np.ndarray, device: torch.device
+) -> ScheduledBatch:
+    """One DECODE forward: each request's newest token goes to `slots[b]` at position `lengths[b]`."""
+    count = len(reqs)
+    packed = np.empty((5, count), dtype=np.int64)
+    packed[0] = [req.output_ids[-1] for req in reqs]
+    packed[1] = lengths
+    packed[2] = slots
+    packed[3] = rows
+    packed[4] = lengths + 1
+    input_ids, positions, out_cache_loc, row_ids, seq_lens = torch.from_numpy(packed).to(device)
+    forward = ForwardBatch(
+        forward_mode=ForwardMode.DECODE,
+        input_ids=input_ids,
+        positions=positions,
+        out_cache_loc=out_cache_loc,
+        req_pool_indices=row_ids,
+        seq_lens=seq_lens,
+        seq_lens_list=packed[4].tolist(),
+        extend_lens=[1] * count,
+        sampling_rows=[req.sampling for req in reqs],
+        logprob_asks=[req.decode_ask for req in reqs] if any(req.return_logprob for req in reqs) else None,
+    )
+    return ScheduledBatch(reqs, forward)
+
+
+def _prefill_ask(part: PrefillPart) -> LogprobAsk | None:
+    """Prompt logprobs that this part can give, and the output side once the prompt is complete."""
+    req = part.req
+    base = req.decode_ask
+    if base is None:
+        return None
+    first_row, targets = req.prompt_targets(part.start, part.end)
+    if not targets:
+        return base if part.completes_prompt and req.draws_a_token else None
+    return LogprobAsk(top_num=base.top_num, token_ids=base.token_ids, first_row=first_row, targets=targets)

@@ -1,0 +1,1 @@
+"""The parts that the scheduler is composed of: each one noun, handed what it needs."""

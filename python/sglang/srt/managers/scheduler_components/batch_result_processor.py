@@ -1,0 +1,122 @@
+"""Owns what a forward's result does to its requests: tokens and logprobs appended, ends found, slots kept
+or given back.
+
+Called by the scheduler after every forward. It must not plan and must not send: news go to the streamer.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.batch.forward_batch import GenerationBatchResult
+from sglang.srt.batch.req import Req
+from sglang.srt.managers.schedule_batch import PrefillPart, Roster, ScheduledBatch
+from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
+from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
+from sglang.srt.mem_cache.request_kv import RequestKV
+from sglang.srt.messages.io_struct import FinishReason, TokenLogprob
+
+
+class BatchResultProcessor:
+    """Prompts that are complete join the running requests; requests that ended leave with their pages
+    cached.
+    """
+
+    def __init__(
+        self, roster: Roster, kv: RequestKV, streamer: OutputStreamer, stop_matcher: StopMatcher
+    ) -> None:
+        self._roster = roster
+        self._kv = kv
+        self._streamer = streamer
+        self._stop_matcher = stop_matcher
+
+    def process(self, batch: ScheduledBatch, result: GenerationBatchResult) -> None:
+        if batch.parts is None:
+            self._process_decode(batch.reqs, result)
+        else:
+            for place, part in enumerate(batch.parts):
+                self._process_part(place, part, result)
+
+    def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
+        """`req` ends now, wherever it stood; the caller takes it out of the roster."""
+        req.finish_reason = reason
+        if req.row is not None:
+            self._kv.release(req, keep=keep)
+        self._streamer.collect(req)
+
+    def _process_part(self, place: int, part: PrefillPart, result: GenerationBatchResult) -> None:
+        req = part.req
+        failure = result.failures[place]
+        if failure is not None:
+            if self._roster.prefilling is req:
+                self._roster.prefilling = None
+            self._fail(req, failure)
+            return
+        if req.wants_input_logprobs:
+            self._take_input_logprobs(req, place, part, result)
+        if not part.completes_prompt:
+            self._kv.commit(req)
+        elif not req.draws_a_token:
+            self.end(req, FinishReason(type="length", length=0))
+        elif not self._take_token(req, place, result):
+            self._kv.commit(req)
+            self._roster.running.append(req)
+
+    def _process_decode(self, reqs: list[Req], result: GenerationBatchResult) -> None:
+        failures = result.failures
+        some_ended = False
+        for place, req in enumerate(reqs):
+            failure = failures[place]
+            if failure is not None:
+                self._fail(req, failure)
+                some_ended = True
+            elif self._take_token(req, place, result):
+                some_ended = True
+        if some_ended:
+            self._roster.running = [req for req in self._roster.running if req.finish_reason is None]
+
+    def _take_token(self, req: Req, place: int, result: GenerationBatchResult) -> bool:
+        """Append the drawn token and report it; True when the request ended with it."""
+        token_id = result.next_token_ids[place]
+        if token_id is None:
+            raise RuntimeError(f"the forward drew no token for request {req.rid!r} and reported no failure")
+        req.output_ids.append(token_id)
+        req.sampling.append(token_id)
+        if req.return_logprob:
+            logprob = None if result.output_logprobs is None else result.output_logprobs[place]
+            if logprob is None:
+                raise RuntimeError(
+                    f"the forward gave no log-probability for request {req.rid!r}, which asked for it"
+                )
+            req.output_logprobs.append(logprob)
+        reason = self._stop_matcher.check(req)
+        if reason is not None:
+            self.end(req, reason)
+            return True
+        self._streamer.collect(req)
+        return False
+
+    def _take_input_logprobs(
+        self, req: Req, place: int, part: PrefillPart, result: GenerationBatchResult
+    ) -> None:
+        if not req.input_logprobs and req.logprob_start < req.num_prompt_tokens:
+            # Nothing predicts the first entry.
+            req.input_logprobs.append(
+                TokenLogprob(logprob=None, token_id=int(req.prompt_ids[req.logprob_start]))
+            )
+        _, targets = req.prompt_targets(part.start, part.end)
+        given = [] if result.input_logprobs is None else result.input_logprobs[place] or []
+        if len(given) != len(targets):
+            raise RuntimeError(
+                f"the forward gave {len(given)} prompt log-probabilities for request {req.rid!r}, "
+                f"which asked for {len(targets)}"
+            )
+        req.input_logprobs.extend(given)
+        if part.completes_prompt:
+            req.wants_input_logprobs = False
+
+    def _fail(self, req: Req, failure: str) -> None:
+        """This row alone failed; what it computed last is not kept."""
+        self.end(
+            req,
+            FinishReason(type="abort", message=failure, status_code=500, err_type="InternalServerError"),
+            keep=False,
+        )

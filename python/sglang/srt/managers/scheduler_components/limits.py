@@ -1,0 +1,72 @@
+"""Owns the numbers that bound the scheduler, read once from the published configuration and the worker.
+
+Read by the scheduler's parts. It must not decide anything: no default is chosen here, an unresolved flag is
+an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_memory, get_observability, get_schedule, get_serving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Everything is in tokens unless the name says otherwise. `chunk_size` None: prompts are not cut."""
+
+    pool_size: int
+    page_size: int
+    context_len: int
+    vocab_size: int
+    max_running_requests: int
+    max_queued_requests: int | None
+    chunk_size: int | None
+    max_prefill_tokens: int
+    prefill_max_requests: int | None
+    schedule_policy: str
+    conservativeness: float
+    disable_radix_cache: bool
+    eviction_policy: str
+    stream_interval: int
+    hidden_stream_interval: int
+    decode_log_interval: int
+    waiting_timeout_s: float
+    running_timeout_s: float
+
+    @classmethod
+    def from_published(cls, worker: Any) -> SchedulerLimits:
+        """The limits of this deployment; `RuntimeError` names a flag that resolution should have filled."""
+        schedule, memory = get_schedule(), get_memory()
+        chunk = schedule.chunked_prefill_size
+        if chunk is None:
+            raise RuntimeError(
+                "chunked_prefill_size is not resolved: run resolve() on the record before it is published, "
+                "or give a number (-1 switches chunking off)"
+            )
+        if chunk == 0 or chunk < -1:
+            raise ValueError(f"chunked_prefill_size: must be -1 (off) or at least 1, got {chunk}")
+        rows = worker.req_to_token_pool.size
+        running = schedule.max_running_requests
+        return cls(
+            pool_size=worker.token_to_kv_pool_allocator.size,
+            page_size=worker.page_size,
+            context_len=worker.context_len,
+            vocab_size=worker.vocab_size,
+            max_running_requests=rows if running is None else min(running, rows),
+            max_queued_requests=schedule.max_queued_requests,
+            chunk_size=None if chunk == -1 else chunk,
+            max_prefill_tokens=schedule.max_prefill_tokens,
+            prefill_max_requests=schedule.prefill_max_requests,
+            schedule_policy=schedule.schedule_policy,
+            conservativeness=schedule.schedule_conservativeness,
+            disable_radix_cache=memory.disable_radix_cache,
+            eviction_policy=memory.radix_eviction_policy,
+            stream_interval=get_serving().stream_interval,
+            hidden_stream_interval=envs.SGLANG_FORCE_STREAM_INTERVAL.get(),
+            decode_log_interval=get_observability().decode_log_interval,
+            waiting_timeout_s=envs.SGLANG_REQ_WAITING_TIMEOUT.get(),
+            running_timeout_s=envs.SGLANG_REQ_RUNNING_TIMEOUT.get(),
+        )

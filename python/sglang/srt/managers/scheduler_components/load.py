@@ -1,0 +1,105 @@
+"""Owns the scheduler's counters: how much runs, waits and is cached, how fast, and the log lines that say so.
+
+Read by /server_info and by people who watch the log. Nothing is planned by these numbers (they look at a
+clock).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import PrefillPart, Roster, ScheduledBatch
+from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
+from sglang.srt.mem_cache.request_kv import RequestKV
+
+logger = logging.getLogger(__name__)
+
+
+class SchedulerLoad:
+    """Counts what happened since the start; one log line per prefill batch and one every
+    `decode_log_interval` decode batches.
+    """
+
+    def __init__(self, roster: Roster, kv: RequestKV, limits: SchedulerLimits) -> None:
+        self._roster = roster
+        self._kv = kv
+        self._limits = limits
+        self.num_prefill_forwards = 0
+        self.num_decode_forwards = 0
+        self.num_retractions = 0
+        self._prompt_tokens = 0
+        self._cached_prompt_tokens = 0
+        self.last_gen_throughput = 0.0
+        self._decoded_since_log = 0
+        self._decode_log_time = time.perf_counter()
+        self._prefill_log_time = self._decode_log_time
+
+    def count(self, batch: ScheduledBatch) -> None:
+        """A forward over `batch` has been processed."""
+        if batch.parts is None:
+            self.num_decode_forwards += 1
+            self._decoded_since_log += len(batch.reqs)
+            if self.num_decode_forwards % self._limits.decode_log_interval == 0:
+                self._log_decode()
+        else:
+            self.num_prefill_forwards += 1
+            self._log_prefill(batch.parts)
+
+    def state(self, new_token_ratio: float) -> dict[str, Any]:
+        """Everything as plain values (`internal_states` of /server_info)."""
+        used = self._kv.used()
+        hit_rate = self._cached_prompt_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
+        return {
+            "num_running_reqs": self._roster.num_started,
+            "num_queue_reqs": len(self._roster.waiting),
+            "num_used_tokens": used,
+            "num_cached_tokens": self._kv.prefix_cache.total_size(),
+            "token_usage": used / self._kv.size,
+            "max_total_num_tokens": self._kv.size,
+            "max_running_requests": self._limits.max_running_requests,
+            "last_gen_throughput": self.last_gen_throughput,
+            "cache_hit_rate": hit_rate,
+            "forward_ct": self.num_prefill_forwards + self.num_decode_forwards,
+            "forward_ct_prefill": self.num_prefill_forwards,
+            "forward_ct_decode": self.num_decode_forwards,
+            "num_retractions": self.num_retractions,
+            "new_token_ratio": new_token_ratio,
+            "avg_spec_accept_length": None,
+        }
+
+    def _log_prefill(self, parts: list[PrefillPart]) -> None:
+        now = time.perf_counter()
+        elapsed, self._prefill_log_time = now - self._prefill_log_time, now
+        new = sum(part.end - part.start for part in parts)
+        # A request's hit is counted with its first chunk.
+        cached = sum(part.start for part in parts if part.start == part.req.cached_tokens)
+        self._prompt_tokens += new + cached
+        self._cached_prompt_tokens += cached
+        logger.info(
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
+            "#running-req: %d, #queue-req: %d, input throughput (token/s): %.2f",
+            len(parts),
+            new,
+            cached,
+            self._kv.used() / self._kv.size,
+            self._roster.num_started,
+            len(self._roster.waiting),
+            new / max(elapsed, 1e-9),
+        )
+
+    def _log_decode(self) -> None:
+        now = time.perf_counter()
+        self.last_gen_throughput = self._decoded_since_log / max(now - self._decode_log_time, 1e-9)
+        self._decode_log_time, self._decoded_since_log = now, 0
+        used = self._kv.used()
+        logger.info(
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, cuda graph: False, "
+            "gen throughput (token/s): %.2f, #queue-req: %d",
+            len(self._roster.running),
+            used,
+            used / self._kv.size,
+            self.last_gen_throughput,
+            len(self._roster.waiting),
+        )

@@ -1,0 +1,158 @@
+"""Owns the scheduler's door: every message that arrives, the refusals of requests that cannot be served,
+and aborts.
+
+Called by the scheduler at the start of every step. It must not plan; what it takes in waits in the roster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from sglang.srt.batch.req import Req
+from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.managers.schedule_batch import Roster
+from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner
+from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
+from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
+from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
+from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
+from sglang.srt.messages.io_struct import AbortReq, FinishReason, TokenizedGenerateReqInput
+
+
+class RequestReceiver:
+    """Turns requests into waiting `Req`s and takes requests out again on abort or when their time is over."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        limits: SchedulerLimits,
+        planner: BatchPlanner,
+        processor: BatchResultProcessor,
+        streamer: OutputStreamer,
+        stop_matcher: StopMatcher,
+    ) -> None:
+        self._roster = roster
+        self._limits = limits
+        self._planner = planner
+        self._processor = processor
+        self._streamer = streamer
+        self._stop_matcher = stop_matcher
+        self._num_arrived = 0
+        self._has_deadlines = limits.waiting_timeout_s > 0 or limits.running_timeout_s > 0
+
+    def accept(self, message: TokenizedGenerateReqInput) -> None:
+        """Queue a request, or answer at once why not."""
+        reason = self._reason_to_refuse(message)
+        if reason is not None:
+            self._streamer.refuse(message, reason)
+            return
+        params = message.sampling_params
+        room = self._limits.context_len - len(message.input_ids)
+        allowed = room if params.max_new_tokens is None else min(params.max_new_tokens, room)
+        if params.sampling_seed is None:
+            raise RuntimeError(
+                f"request {message.rid!r} came without a sampling_seed: whoever tokenizes it sets one"
+            )
+        row = SamplingRow(params, params.sampling_seed, self._stop_matcher.end_ids(params))
+        req = Req(message, row, allowed, self._num_arrived)
+        self._num_arrived += 1
+        if self._has_deadlines:
+            req.queued_at = time.monotonic()
+        self._planner.note_arrival(req)
+
+    def _reason_to_refuse(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
+        limits, length = self._limits, len(message.input_ids)
+        if length == 0:
+            return _refusal(400, "the prompt is empty: at least one token is needed")
+        if length >= limits.context_len:
+            return _refusal(
+                400,
+                f"The input ({length} tokens) is longer than the model's context length "
+                f"({limits.context_len} tokens): shorten the prompt",
+            )
+        if length + 1 > limits.pool_size:
+            return _refusal(
+                400,
+                f"The input ({length} tokens) and one new token do not fit into the KV cache "
+                f"({limits.pool_size} tokens): shorten the prompt or start with a larger --max-total-tokens",
+            )
+        wrong = self._wrong_ids(message)
+        if wrong is not None:
+            return _refusal(400, wrong)
+        if message.sampling_params.stop and not self._stop_matcher.reads_text:
+            return _refusal(
+                400, "stop: a stop string needs a tokenizer; use stop_token_ids, or start with a tokenizer"
+            )
+        if limits.max_queued_requests is not None and len(self._roster.waiting) >= limits.max_queued_requests:
+            return _refusal(503, "The request queue is full.", err_type="ServiceUnavailable")
+        return None
+
+    def _wrong_ids(self, message: TokenizedGenerateReqInput) -> str | None:
+        """A sentence about an id outside the vocabulary: it would fail every request of its batch."""
+        size = self._limits.vocab_size
+        for name, ids in (("input_ids", message.input_ids), ("token_ids_logprob", message.token_ids_logprob)):
+            if ids and (min(ids) < 0 or max(ids) >= size):
+                wrong = next(token_id for token_id in ids if not 0 <= token_id < size)
+                return f"{name}: token id {wrong} is outside the vocabulary (0 <= id < {size})"
+        if not 0 <= message.top_logprobs_num <= size:
+            return f"top_logprobs_num: must lie between 0 and {size}, got {message.top_logprobs_num}"
+        try:
+            message.sampling_params.verify_vocabulary(size)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def abort(self, message: AbortReq) -> None:
+        """End every request that is meant, at any stage; each returns once, with the ids it has."""
+        if message.abort_all:
+            self._take_out(lambda req: True, FinishReason(type="abort", message="Aborted"))
+        elif message.rid:
+            rid, exact = message.rid, message.exact
+            self._take_out(
+                lambda req: req.rid == rid if exact else req.rid.startswith(rid),
+                FinishReason(type="abort", message="Aborted"),
+            )
+
+    def expire(self) -> None:
+        """End requests that waited or ran longer than the environment allows."""
+        if not self._has_deadlines:
+            return
+        now, limits = time.monotonic(), self._limits
+        for req in self._roster.started():
+            if req.started_at is None:
+                req.started_at = now
+        if limits.waiting_timeout_s > 0:
+            self._take_out(
+                lambda req: req.started_at is None and now - req.queued_at > limits.waiting_timeout_s,
+                _refusal(
+                    503,
+                    f"The request waited longer than {limits.waiting_timeout_s:g} s",
+                    "ServiceUnavailable",
+                ),
+            )
+        if limits.running_timeout_s > 0:
+            self._take_out(
+                lambda req: req.started_at is not None and now - req.started_at > limits.running_timeout_s,
+                _refusal(
+                    503, f"The request ran longer than {limits.running_timeout_s:g} s", "ServiceUnavailable"
+                ),
+            )
+
+    def _take_out(self, is_meant: Callable[[Req], bool], reason: FinishReason) -> None:
+        roster = self._roster
+        meant = [req for req in (*roster.started(), *roster.waiting) if is_meant(req)]
+        if not meant:
+            return
+        for req in meant:
+            self._processor.end(req, reason)
+        roster.running = [req for req in roster.running if req.finish_reason is None]
+        roster.waiting = deque(req for req in roster.waiting if req.finish_reason is None)
+        if roster.prefilling is not None and roster.prefilling.finish_reason is not None:
+            roster.prefilling = None
+
+
+def _refusal(status_code: int, message: str, err_type: str = "BadRequestError") -> FinishReason:
+    return FinishReason(type="abort", message=message, status_code=status_code, err_type=err_type)

@@ -1,0 +1,103 @@
+"""Owns when a running request ends by itself: stop string, end id, length, or a token that must not be.
+
+Asked by the result processor after every drawn token. It must not release anything and must not cut text:
+the detokenizer does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sglang.srt.batch.req import Req
+from sglang.srt.messages.io_struct import FinishReason
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+#: Tokens decoded before those that a match can need, so that a decoder that treats its first token
+#: specially cannot hide one.
+EXTRA_CONTEXT_TOKENS = 4
+
+
+class StopMatcher:
+    """Checks in this order: token outside the vocabulary, stop string, EOS or stop id, length.
+
+    `min_new_tokens` is the sampler's business (it suppresses end ids); a stop string ends a request at any
+    time.
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, eos_token_ids: Iterable[int], vocab_size: int, context_len: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._context_len = context_len
+        self._special_ids = frozenset(tokenizer.all_special_ids) if tokenizer is not None else frozenset()
+
+    @property
+    def reads_text(self) -> bool:
+        """False without a tokenizer: then nobody can ask for a stop string."""
+        return self._tokenizer is not None
+
+    def end_ids(self, params: SamplingParams) -> frozenset[int]:
+        """The ids that end a request. `ignore_eos` switches the stop ids off too: length or a stop string
+        ends it.
+        """
+        return frozenset() if params.ignore_eos else self._eos_token_ids.union(params.stop_token_ids)
+
+    def check(self, req: Req) -> FinishReason | None:
+        """Why `req` ends with the token that was just appended to its output; None while it goes on."""
+        token_id = req.output_ids[-1]
+        if not 0 <= token_id < self._vocab_size:
+            return FinishReason(
+                type="abort",
+                message=f"token id {token_id} was drawn: outside the vocabulary (0 <= id < {self._vocab_size})",
+                status_code=500,
+                err_type="InternalServerError",
+            )
+        if req.sampling.params.stop:
+            matched = self._matched_stop_string(req)
+            if matched is not None:
+                return FinishReason(type="stop", matched=matched)
+        if token_id in req.sampling.end_ids:
+            return FinishReason(type="stop", matched=token_id)
+        if len(req.output_ids) >= req.max_new_tokens or req.seq_len >= self._context_len:
+            return FinishReason(type="length", length=len(req.output_ids))
+        return None
+
+    def _matched_stop_string(self, req: Req) -> str | None:
+        """The stop string that is complete first in the text; token borders do not matter.
+
+        A token that shows text adds at least one byte, so as many tokens as the longest stop string has
+        bytes hold every match that ends in the newest one.
+        """
+        params = req.sampling.params
+        longest = max(len(text.encode()) for text in params.stop)
+        tail = self._tail(req.output_ids, longest + EXTRA_CONTEXT_TOKENS, params.skip_special_tokens)
+        text = self._tokenizer.decode(
+            tail,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        best: tuple[int, int, str] | None = None
+        for stop in params.stop:
+            at = text.find(stop)
+            if at >= 0 and (best is None or (at + len(stop), at) < best[:2]):
+                best = (at + len(stop), at, stop)
+        return best[2] if best is not None else None
+
+    def _tail(self, ids: list[int], wanted: int, skip_special: bool) -> list[int]:
+        """The shortest tail with `wanted` tokens that show text."""
+        if not skip_special:
+            return ids[-wanted:]
+        start = len(ids)
+        while start > 0 and wanted > 0:
+            start -= 1
+            wanted -= ids[start] not in self._special_ids
+        return ids[start:]
+
+
+def end_ids_of_model(tokenizer: Any, model_config: Any) -> frozenset[int]:
+    """Every id that ends a text, by the tokenizer's word and by the model's."""
+    from_tokenizer = () if tokenizer is None else tokenizer.eos_token_ids
+    return frozenset(from_tokenizer) | frozenset(model_config.eos_token_ids)

@@ -1,0 +1,86 @@
+"""Owns the contract of a prefix cache: token ids in, slots out, and locks on what is in use.
+
+Read by `request_kv.py` and the scheduler's counters. It must not know requests, pools or policies of the
+scheduler; node handles are opaque to everybody but the cache that made them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest cached prefix: its slots (a copy) and the handle to lock while they are in use."""
+
+    slots: np.ndarray
+    node: Any
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class InsertResult:
+    """`existing` tokens were there before with slots of their own; `node` now covers everything that was
+    inserted.
+    """
+
+    existing: int
+    node: Any
+
+
+class BasePrefixCache(ABC):
+    """Slots by token ids, in whole pages, apart for each `extra_key`.
+
+    Sizes are tokens. A cached token is either protected (some request holds a lock above or on its node) or
+    evictable.
+    """
+
+    page_size: int
+    #: False for the cache that remembers nothing, so that callers can spare themselves the work.
+    keeps: bool
+
+    @abstractmethod
+    def match_prefix(self, extra_key: str | None, token_ids: np.ndarray) -> PrefixMatch:
+        """The longest cached prefix of `token_ids`, a multiple of the page size; counts as a use of it."""
+
+    @abstractmethod
+    def insert(self, extra_key: str | None, token_ids: np.ndarray, slots: np.ndarray) -> InsertResult:
+        """Remember whole pages of tokens. The cache owns `slots[existing:]` from now on, the caller keeps
+        the rest.
+        """
+
+    @abstractmethod
+    def evict(self, num_tokens: int) -> np.ndarray:
+        """Forget at least `num_tokens` unlocked tokens if there are that many; returns the slots that are
+        free now.
+        """
+
+    @abstractmethod
+    def lock(self, node: Any) -> None:
+        """Protect everything from the root to `node`; locks count."""
+
+    @abstractmethod
+    def unlock(self, node: Any) -> None:
+        """Undo one `lock`."""
+
+    @abstractmethod
+    def clear(self) -> np.ndarray:
+        """Forget everything (nothing may be locked); returns the slots that are free now."""
+
+    @abstractmethod
+    def evictable_size(self) -> int:
+        """Tokens that `evict` could free."""
+
+    @abstractmethod
+    def protected_size(self) -> int:
+        """Tokens under a lock."""
+
+    def total_size(self) -> int:
+        """All cached tokens."""
+        return self.evictable_size() + self.protected_size()

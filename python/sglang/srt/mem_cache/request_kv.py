@@ -1,0 +1,153 @@
+"""Owns the cache side of requests: which slots a request takes, shares, keeps for others and gives back.
+
+Used by the planner and the result processor. It must not choose who gets room: it evicts what nobody uses
+and otherwise says "no room".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sglang.srt.batch.req import Req
+from sglang.srt.mem_cache.allocator import SlotAllocator
+from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, PrefixMatch
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+
+class RequestKV:
+    """Rows, slots and prefixes of all requests. A step that finds no room changes nothing but the evicted
+    cache entries.
+    """
+
+    def __init__(self, rows: ReqToTokenPool, allocator: SlotAllocator, prefix_cache: BasePrefixCache) -> None:
+        if allocator.page_size != prefix_cache.page_size:
+            raise ValueError(
+                f"the allocator has pages of {allocator.page_size} tokens, "
+                f"the prefix cache of {prefix_cache.page_size}"
+            )
+        self.rows = rows
+        self.allocator = allocator
+        self.prefix_cache = prefix_cache
+        self.page_size = allocator.page_size
+
+    # --- room
+    # -----------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Tokens of the whole pool."""
+        return self.allocator.size
+
+    def room(self) -> int:
+        """Tokens that could be had now: free pages and cached pages that nobody uses."""
+        return self.allocator.available_size() + self.prefix_cache.evictable_size()
+
+    def whole_pages(self, num_tokens: int) -> int:
+        """`num_tokens` rounded up to whole pages, in tokens."""
+        return -(-num_tokens // self.page_size) * self.page_size
+
+    def owned(self, req: Req) -> int:
+        """Tokens of the pages that this request alone holds."""
+        return self.whole_pages(req.kv_len) - req.shared_len
+
+    def used(self) -> int:
+        """Tokens of pages that are neither free nor evictable."""
+        return self.size - self.room()
+
+    # --- one request's life
+    # -----------------------------------------------------------------------------------------
+
+    def match(self, req: Req) -> PrefixMatch:
+        """The cached prefix that this request may reuse."""
+        return self.prefix_cache.match_prefix(req.extra_key, req.token_ids()[: req.reuse_limit])
+
+    def begin(self, req: Req, match: PrefixMatch) -> None:
+        """Give the request a row that starts with its cached prefix, which is locked from now on."""
+        row = self.rows.alloc()
+        if row is None:
+            raise RuntimeError(
+                f"all {self.rows.size} rows of the request table are taken: admit fewer requests first"
+            )
+        self.prefix_cache.lock(match.node)
+        self.rows.write(row, 0, match.slots)
+        req.row = row
+        req.node = match.node
+        req.shared_len = req.kv_len = len(match)
+
+    def extend(self, req: Req, end: int) -> np.ndarray | None:
+        """Slots for the tokens from `kv_len` up to `end`; None when there is no room."""
+        start = req.kv_len
+        if not self._make_room(self.allocator.pages_to_extend(start, end)):
+            return None
+        last_slot = int(self.rows.host[req.row, start - 1]) if start else 0
+        slots = self.allocator.alloc_extend(start, end, last_slot)
+        assert slots is not None and req.row is not None
+        self.rows.write(req.row, start, slots)
+        req.kv_len = end
+        return slots
+
+    def extend_by_one(self, reqs: Sequence[Req], rows: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+        """One slot for each running request (`rows[b]`, `lengths[b]` are its row and kv_len); None when
+        there is no room.
+        """
+        if not self._make_room(self.allocator.pages_to_decode(lengths)):
+            return None
+        slots = self.allocator.alloc_decode(lengths, self.rows.host[rows, lengths - 1])
+        assert slots is not None
+        self.rows.write_many(rows, lengths, slots)
+        for req in reqs:
+            req.kv_len += 1
+        return slots
+
+    def commit(self, req: Req) -> None:
+        """Hand the request's whole pages to the prefix cache, so that others can share them; it goes on
+        using them.
+
+        What the cache already had under other slots (two requests computed the same prefix) is freed here
+        and read from there.
+        """
+        end = req.kv_len // self.page_size * self.page_size
+        if not self.prefix_cache.keeps or end <= req.shared_len:
+            return
+        assert req.row is not None
+        ids = req.token_ids()[:end]
+        slots = self.rows.host[req.row, :end]
+        inserted = self.prefix_cache.insert(req.extra_key, ids, slots)
+        assert inserted.existing >= req.shared_len, "a locked prefix left the cache"
+        self.prefix_cache.lock(inserted.node)
+        self.prefix_cache.unlock(req.node)
+        req.node = inserted.node
+        if inserted.existing > req.shared_len:
+            duplicates = slots[req.shared_len : inserted.existing].copy()
+            theirs = self.prefix_cache.match_prefix(req.extra_key, ids[: inserted.existing]).slots
+            self.rows.write(req.row, req.shared_len, theirs[req.shared_len :])
+            self.allocator.free(duplicates)
+        req.shared_len = end
+
+    def release(self, req: Req, *, keep: bool) -> None:
+        """Take row, slots and lock back. `keep` leaves the computed whole pages in the prefix cache
+        (evictable).
+        """
+        assert req.row is not None
+        if keep:
+            self.commit(req)
+        self.allocator.free(self.rows.host[req.row, req.shared_len : req.kv_len])
+        self.prefix_cache.unlock(req.node)
+        self.rows.free(req.row)
+        req.row = None
+        req.node = None
+        req.kv_len = req.shared_len = 0
+
+    def flush(self) -> None:
+        """Forget the prefix cache; refused while somebody uses a part of it."""
+        self.allocator.free(self.prefix_cache.clear())
+
+    def _make_room(self, num_pages: int) -> bool:
+        missing = num_pages * self.page_size - self.allocator.available_size()
+        if missing > 0:
+            if missing > self.prefix_cache.evictable_size():
+                return False  # evicting would cost others their prefix and still not help
+            self.allocator.free(self.prefix_cache.evict(missing))
+        return True

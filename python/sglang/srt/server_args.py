@@ -32,9 +32,11 @@ def _use_transfer_engine(config: Any, override: str | None = None) -> bool:
     return remote_instance_transfer_engine_of(config, override)
 
 
-def _from_cli_args(cls: type[Any], argv: Sequence[str], *, positional_model: bool = False) -> Any:
+def _from_cli_args(
+    cls: type[Any], argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None
+) -> Any:
     """The record a command line (without the program's name) states; exits with code 2 on a mistake."""
-    return cls(**parse_command_line(argv, positional_model=positional_model))
+    return cls(**parse_command_line(argv, positional_model=positional_model, prog=prog))
 
 
 def _from_kwargs(cls: type[Any], /, **settings: Any) -> Any:
@@ -76,9 +78,11 @@ def _build_record() -> type[msgspec.Struct]:
 ServerArgs = _build_record()
 
 
-def prepare_server_args(argv: Sequence[str], *, positional_model: bool = False) -> ServerArgs:
+def prepare_server_args(
+    argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None
+) -> ServerArgs:
     """What the doors do with their arguments; ``sglang serve`` lets the model stand alone."""
-    record: ServerArgs = ServerArgs.from_cli_args(argv, positional_model=positional_model)
+    record: ServerArgs = ServerArgs.from_cli_args(argv, positional_model=positional_model, prog=prog)
     return record
 
 

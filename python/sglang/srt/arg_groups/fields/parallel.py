@@ -169,7 +169,7 @@ def _attention_data_parallel(value: int, stated: Mapping[str, Any]) -> dict[str,
             "keep --attn-dp-size and remove --enable-dp-attention"
         )
     replicas = stated.get("dp_size", 1)
-    if replicas != 1:
+    if value > 1 and replicas > 1:
         raise ValueError(
             f"--attn-dp-size {value} with --dp-size {replicas}: replicas of replicas are not a layout; "
             f"set one of them to 1 (attn_dp_size == 1 or dp_size == 1, got {value} and {replicas})"

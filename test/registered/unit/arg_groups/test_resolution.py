@@ -1,0 +1,243 @@
+"""The resolution pass: what it decides, who is named for it, what it refuses; it never writes the record."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=4, suite="unit-cpu")
+
+import logging
+
+import pytest
+
+from sglang.srt.arg_groups import device_hook, dtype_hook, pipeline
+from sglang.srt.arg_groups.arg_utils import Leaf
+from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.overrides import (
+    declare,
+    declared_provenance,
+    declared_results,
+    is_resolved,
+    provenance_of,
+    resolution_result,
+)
+from sglang.srt.arg_groups.pipeline import resolve
+from sglang.srt.arg_groups.schedule_hook import default_rows
+from sglang.srt.server_args import ServerArgs, pack_server_args, unpack_server_args
+
+
+def result(record, name):
+    return resolution_result(record, name)
+
+
+def test_what_nobody_said_is_decided_and_signed(resolved, model_folder):
+    record = resolved()
+    decided = {
+        "device": "cpu",
+        "context_length": 512,
+        "tokenizer_path": str(model_folder),
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "chunked_prefill_size": 4096,
+        "page_size": 1,
+        "max_running_requests": 256,
+        "disable_overlap_schedule": True,
+        "sleep_on_idle": True,
+        "disable_custom_all_reduce": True,
+        "served_model_name": str(model_folder),
+        "cuda_graph_backend_decode": "disabled",
+    }
+    assert {name: result(record, name) for name in decided} == decided
+    assert provenance_of(record, "page_size") == "schedule_hook"
+    assert provenance_of(record, "context_length") == "model_hook"
+    assert all(item.source.endswith("_hook") for item in declared_provenance(record))
+
+
+def test_every_resolved_field_still_holds_what_the_operator_said(model_folder):
+    """The record is what was said; a resolution that wrote it would make the two indistinguishable."""
+    record = ServerArgs(model_path=str(model_folder), dtype="half", enable_dp_attention=True)
+    said = {name: getattr(record, name) for name in LEAVES}
+    resolve(record)
+    decided = declared_results(record)
+    assert set(decided) >= {"dtype", "enable_dp_attention", "device", "random_seed"}
+    for name in LEAVES:
+        assert getattr(record, name) is said[name], name
+    assert all(value != said[name] for name, value in decided.items())
+
+
+def test_only_resolvable_fields_are_decided(resolved):
+    assert all(LEAVES[name].arg.resolvable for name in declared_results(resolved()))
+
+
+def test_what_the_operator_said_stays(resolved):
+    said = {
+        "context_length": 128,
+        "page_size": 16,
+        "chunked_prefill_size": -1,
+        "max_running_requests": 3,
+        "served_model_name": "name",
+        "random_seed": 11,
+        "nccl_port": 29500,
+        "dtype": "bfloat16",
+        "device": "cpu",
+    }
+    record = resolved(**said)
+    assert {name: result(record, name) for name in said} == said
+    assert {provenance_of(record, name) for name in said} == {"operator"}
+
+
+def test_a_record_is_resolved_once(resolved):
+    record = resolved()
+    with pytest.raises(RuntimeError, match="resolved already"):
+        resolve(record)
+
+
+def test_seed_and_port_are_drawn_once_for_all_processes(resolved):
+    record = resolved()
+    child = unpack_server_args(pack_server_args(record))
+    assert is_resolved(child)
+    assert result(child, "random_seed") == result(record, "random_seed")
+    assert result(child, "nccl_port") == result(record, "nccl_port")
+    assert len({result(resolved(), "random_seed") for _ in range(5)}) > 1
+
+
+def test_a_refused_record_keeps_the_declarations_it_came_with(model_folder):
+    record = ServerArgs(model_path=str(model_folder), tp_size=4, ep_size=8)
+    declare(record, "caller", page_size=2)
+    with pytest.raises(ValueError, match="ep_size"):
+        resolve(record)
+    assert [(item.source, item.name) for item in declared_provenance(record)] == [("caller", "page_size")]
+    assert not is_resolved(record)
+
+
+def test_the_earlier_hook_is_seen_by_the_later(resolved, monkeypatch):
+    seen = []
+    monkeypatch.setattr(pipeline, "HOOKS", (*pipeline.HOOKS, lambda view: seen.append(view.device)))
+    resolved()
+    assert seen == ["cpu"]
+
+
+@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_dtype_follows_the_processor(resolved, monkeypatch, has_bf16, dtype):
+    monkeypatch.setattr(dtype_hook, "cpu_has_bf16", lambda: has_bf16)
+    record = resolved()
+    assert result(record, "dtype") == dtype
+    # Exact repetition is promised in float32, so there the switch shows as on.
+    assert result(record, "enable_deterministic_inference") is not has_bf16
+
+
+@pytest.mark.parametrize(
+    ("said", "dtype"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_dtype_spellings_mean_one_thing(resolved, said, dtype):
+    assert result(resolved(dtype=said), "dtype") == dtype
+
+
+def test_exact_repetition_chooses_float32_and_refuses_another_type(resolved, monkeypatch):
+    monkeypatch.setattr(dtype_hook, "cpu_has_bf16", lambda: True)
+    assert result(resolved(enable_deterministic_inference=True), "dtype") == "float32"
+    with pytest.raises(ValueError, match="--dtype is bfloat16"):
+        resolved(enable_deterministic_inference=True, dtype="bfloat16")
+
+
+def test_a_device_that_is_not_served_is_never_chosen(monkeypatch):
+    monkeypatch.setattr(device_hook, "is_cuda", lambda: True)
+    assert device_hook.best_served_device() == "cpu"
+
+
+def test_a_served_gpu_is_chosen_where_there_is_one(monkeypatch):
+    """The twin: the choice does follow the declaration, so serving cuda later needs no second edit."""
+    leaf = LEAVES["device"]
+    arg = type(leaf.arg)(help="d", served=("cpu", "cuda"), resolvable=True)
+    monkeypatch.setitem(device_hook.LEAVES, "device", Leaf("device", "device", leaf.type, None, arg, "str"))
+    monkeypatch.setattr(device_hook, "is_cuda", lambda: True)
+    assert device_hook.best_served_device() == "cuda"
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    assert device_hook.best_served_device() == "cpu"
+
+
+def test_default_rows_are_bounded_by_slot_table_and_pool():
+    assert default_rows(512, None) == 256
+    assert default_rows(131072, None) == 64
+    assert default_rows(1 << 30, None) == 16
+    assert default_rows(512, 10) == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"tp_size": 4, "attn_dp_size": 3},
+            r"tp_size % \(attn_dp_size \* attn_cp_size\) == 0.*--attn-dp-size 3",
+        ),
+        ({"tp_size": 4, "attn_cp_size": 8}, r"--tp-size 4, --attn-dp-size 1, --attn-cp-size 8"),
+        ({"tp_size": 4, "moe_dp_size": 3}, r"tp_size % moe_dp_size == 0.*--tp-size 4, --moe-dp-size 3"),
+        ({"tp_size": 4, "ep_size": 4, "moe_dp_size": 2}, r"ep_size \* moe_dp_size <= tp_size.*4.*2.*4"),
+        ({"tp_size": 6, "ep_size": 4}, r"tp_size % \(ep_size \* moe_dp_size\) == 0"),
+        ({"tp_size": 4, "dcp_size": 3}, r"attn_tp_size % dcp_size == 0.*width 4, --dcp-size 3"),
+        ({"node_rank": 1}, r"0 <= node_rank < nnodes.*--node-rank 1, --nnodes 1"),
+    ],
+)
+def test_a_wrong_layout_is_refused_before_the_model_is_opened(settings, words):
+    record = ServerArgs.from_kwargs(model_path="/no/such/folder", **settings)
+    with pytest.raises(ValueError, match=words):
+        resolve(record)
+
+
+def test_a_right_layout_resolves(resolved):
+    record = resolved(tp_size=8, attn_dp_size=2, attn_cp_size=2, ep_size=4, moe_dp_size=2, dcp_size=2)
+    assert result(record, "dp_size") == 2
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_attention_dp_over_one_replica_warns_and_does_nothing(resolved, caplog):
+    with caplog.at_level(logging.WARNING):
+        record = resolved(enable_dp_attention=True)
+    assert "--enable-dp-attention has no effect" in caplog.text
+    assert result(record, "enable_dp_attention") is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"page_size": 0}, "--page-size must be at least 1, got 0"),
+        ({"chunked_prefill_size": 0}, "--chunked-prefill-size must be at least 1, or -1, got 0"),
+        ({"port": 70000}, "--port must be at least 0 and at most 65535, got 70000"),
+        ({"tp_size": -1}, "--tp-size must be at least 1, got -1"),
+        ({"mem_fraction_static": 1.5}, "--mem-fraction-static must be at least 0 and at most 1"),
+        ({"mem_fraction_static": float("nan")}, "--mem-fraction-static must be a number"),
+        ({"schedule_policy": "fifo"}, "--schedule-policy 'fifo' is not one of fcfs, lpm"),
+        ({"max_total_tokens": 0}, "--max-total-tokens must be at least 1"),
+    ],
+)
+def test_a_value_outside_its_limits_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        resolve(ServerArgs(model_path="/no/such/folder", **settings))
+
+
+def test_all_wrong_values_are_named_at_once():
+    with pytest.raises(ValueError, match=r"(?s)--port.*--page-size|--page-size.*--port"):
+        resolve(ServerArgs(model_path="m", page_size=0, port=-1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"context_length": 1024}, "context_length 1024 is above max_position_embeddings 512"),
+        ({"quantization": "gguf"}, "--quantization gguf needs a GGUF file"),
+        ({"quantization": "awq"}, "--quantization awq is not served yet"),
+        ({"revision": "main"}, "--revision main is not served yet; download the revision"),
+        ({"load_format": "pt"}, "--load-format pt is not served yet; convert the checkpoint"),
+        ({"ssl_keyfile": "k.pem"}, "--ssl-keyfile is given without --ssl-certfile"),
+        ({"ssl_keyfile": "k.pem", "ssl_certfile": "c.pem"}, "--ssl-keyfile k.pem is not a file"),
+        ({"api_key": " "}, "--api-key is empty"),
+        ({"fastapi_root_path": "x"}, "--fastapi-root-path must begin with /"),
+        ({"json_model_override_args": "[1]"}, "json_model_override_args must be a JSON object"),
+    ],
+)
+def test_what_a_start_would_trip_over_is_refused(resolved, settings, words):
+    with pytest.raises(ValueError, match=words):
+        resolved(**settings)
+
+
+def test_without_a_tokenizer_none_is_looked_for(resolved):
+    assert result(resolved(skip_tokenizer_init=True), "tokenizer_path") is None

@@ -78,8 +78,8 @@ def dp_gather_slot() -> int:
     """
     parallel, dp = get_parallel(), get_flags().dp
     if dp.use_world_group_for_gather and not dp.joiner_skip_all_gather:
-        return int(parallel.ep_join_rank_offset + parallel.tp_rank)
-    return int(parallel.attn_dp_rank)
+        return parallel.ep_join_rank_offset + parallel.tp_rank
+    return parallel.attn_dp_rank
 
 
 def update_dp_attention_post_scale(*, new_dp_size: int, new_dp_rank: int) -> None:

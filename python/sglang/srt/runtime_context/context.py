@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.srt.runtime_context.bags import PARALLEL, Bag, namespace_of
 from sglang.srt.runtime_context.flags import Flags
@@ -17,6 +17,21 @@ from sglang.srt.runtime_context.parallel import ParallelContext
 from sglang.srt.runtime_context.publication import OverrideEntry, Publication, build_publication
 from sglang.srt.runtime_context.resources import Resources
 from sglang.srt.runtime_context.scoped_args import ServerArgsOverride
+
+if TYPE_CHECKING:
+    from sglang.srt.arg_groups.bag_types import (
+        DeviceBag,
+        DisaggBag,
+        ExecBag,
+        LoraBag,
+        MemoryBag,
+        MmBag,
+        ModelBag,
+        ObservabilityBag,
+        ScheduleBag,
+        ServingBag,
+        SpecBag,
+    )
 
 __all__ = [
     "RuntimeContext",
@@ -79,8 +94,8 @@ class RuntimeContext:
             for (group, leaf), value in publication.seeds.items():
                 setattr(getattr(self.flags, group), leaf, value)
 
-    def namespace(self, name: str) -> Bag:
-        """One top-level bag of the publication."""
+    def namespace(self, name: str) -> Any:
+        """One top-level bag of the publication; the getters below say which leaves it has."""
         if self.publication is None:
             raise ValueError(
                 f"config namespace '{name}' not published: the process entry calls publish() "
@@ -108,7 +123,7 @@ class RuntimeContext:
 
     def _bag_at(self, path: str) -> Bag:
         top, _, rest = path.partition(".")
-        bag = self.namespace(top)
+        bag: Bag = self.namespace(top)
         return getattr(bag, rest) if rest else bag
 
     def overrides_log(self) -> tuple[OverrideEntry, ...]:
@@ -208,45 +223,56 @@ def get_server_args() -> Any:
     return _CONTEXT.server_args
 
 
-def get_model() -> Bag:
-    return _CONTEXT.namespace("model")
+def get_model() -> ModelBag:
+    bag: ModelBag = _CONTEXT.namespace("model")
+    return bag
 
 
-def get_serving() -> Bag:
-    return _CONTEXT.namespace("serving")
+def get_serving() -> ServingBag:
+    bag: ServingBag = _CONTEXT.namespace("serving")
+    return bag
 
 
-def get_schedule() -> Bag:
-    return _CONTEXT.namespace("schedule")
+def get_schedule() -> ScheduleBag:
+    bag: ScheduleBag = _CONTEXT.namespace("schedule")
+    return bag
 
 
-def get_memory() -> Bag:
-    return _CONTEXT.namespace("memory")
+def get_memory() -> MemoryBag:
+    bag: MemoryBag = _CONTEXT.namespace("memory")
+    return bag
 
 
-def get_exec() -> Bag:
-    return _CONTEXT.namespace("exec")
+def get_exec() -> ExecBag:
+    bag: ExecBag = _CONTEXT.namespace("exec")
+    return bag
 
 
-def get_spec() -> Bag:
-    return _CONTEXT.namespace("spec")
+def get_spec() -> SpecBag:
+    bag: SpecBag = _CONTEXT.namespace("spec")
+    return bag
 
 
-def get_lora() -> Bag:
-    return _CONTEXT.namespace("lora")
+def get_lora() -> LoraBag:
+    bag: LoraBag = _CONTEXT.namespace("lora")
+    return bag
 
 
-def get_disagg() -> Bag:
-    return _CONTEXT.namespace("disagg")
+def get_disagg() -> DisaggBag:
+    bag: DisaggBag = _CONTEXT.namespace("disagg")
+    return bag
 
 
-def get_observability() -> Bag:
-    return _CONTEXT.namespace("observability")
+def get_observability() -> ObservabilityBag:
+    bag: ObservabilityBag = _CONTEXT.namespace("observability")
+    return bag
 
 
-def get_device() -> Bag:
-    return _CONTEXT.namespace("device")
+def get_device() -> DeviceBag:
+    bag: DeviceBag = _CONTEXT.namespace("device")
+    return bag
 
 
-def get_mm() -> Bag:
-    return _CONTEXT.namespace("mm")
+def get_mm() -> MmBag:
+    bag: MmBag = _CONTEXT.namespace("mm")
+    return bag

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
@@ -71,7 +71,13 @@ STAMP_ONLY: dict[str, str] = {
 }
 
 
-class ParallelContext:
+if TYPE_CHECKING:
+    from sglang.srt.runtime_context.parallel_names import ParallelNames as _Names
+else:
+    _Names = object
+
+
+class ParallelContext(_Names):
     """One reader for every placement question; see ``parallel_fields()`` for the names it answers.
 
     A read costs one slot and at most three dictionary look-ups, and traces under ``fullgraph``.
@@ -163,18 +169,22 @@ class ParallelContext:
         layer = self.answered_by(name)
         return layer != "nobody" and (layer != "live" or GETTER_MODULE in sys.modules)
 
-    def __getattr__(self, name: str) -> Any:
-        # Reached only when no slot and no property answered: this makes errors, never values. Underscore
-        # names are refused first, because `copy` and `pickle` probe for them on instances whose slots are
-        # not set yet.
-        if name.startswith("_"):
-            raise AttributeError(f"ParallelContext has no '{name}'")
-        if name in _FIELDS:
-            raise AttributeError(f"this ParallelContext was never initialised, so it cannot answer '{name}'")
-        near = difflib.get_close_matches(name, sorted(_FIELDS), n=3)
-        raise AttributeError(
-            f"ParallelContext has no '{name}'" + (f"; nearest: {', '.join(near)}" if near else "")
-        )
+    if not TYPE_CHECKING:  # or every misspelt name would pass the type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Reached only when no slot and no property answered: this makes errors, never values. Underscore
+            # names are refused first, because `copy` and `pickle` probe for them on instances whose slots are
+            # not set yet.
+            if name.startswith("_"):
+                raise AttributeError(f"ParallelContext has no '{name}'")
+            if name in _FIELDS:
+                raise AttributeError(
+                    f"this ParallelContext was never initialised, so it cannot answer '{name}'"
+                )
+            near = difflib.get_close_matches(name, sorted(_FIELDS), n=3)
+            raise AttributeError(
+                f"ParallelContext has no '{name}'" + (f"; nearest: {', '.join(near)}" if near else "")
+            )
 
 
 def _refuse_unknown(names: dict[str, Any]) -> None:
@@ -271,6 +281,14 @@ _COMPUTED: dict[str, Callable[[ParallelContext], Any]] = {
 def parallel_config_leaves() -> set[str]:
     """Names an operator can set, from the declaration."""
     return set(leaves_of(Parallel))
+
+
+def parallel_name_types() -> dict[str, str]:
+    """Every name that is no leaf, with its type as source; the stub of the context is generated from it."""
+    types = {name: "bool" if name == "dcp_enabled" else "int" for name in derived_of(Parallel)}
+    types |= {name: "GroupCoordinator" if name.endswith("_group") else "int" for name in LIVE_READS}
+    types |= {name: "int" if name == "attn_dp_rank" else "int | None" for name in STAMP_ONLY}
+    return types | dict.fromkeys(_COMPUTED, "int")
 
 
 def derived_widths() -> tuple[str, ...]:

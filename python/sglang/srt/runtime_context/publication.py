@@ -76,7 +76,7 @@ def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None
     stamp = {} if ranks is None else _placement(config, ranks)
     candidate = ParallelContext()
     candidate.put(config, stamp)
-    validate_parallel(candidate, "publish", groups=())
+    # Groups first: a rank read live off a group that is in the way would be blamed on the record.
     standing = built_groups_of_another_width(candidate)
     if standing:
         rules = "\n".join(f"  - {line}" for line in standing)
@@ -84,6 +84,7 @@ def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None
             f"publish while process groups of other widths stand; "
             f"call destroy_model_parallel() first\n{rules}"
         )
+    validate_parallel(candidate, "publish", groups=())
     return Publication(
         record=record,
         role=role,

@@ -166,4 +166,4 @@ def should_use_dp_reduce_scatterv() -> bool:
     if not is_dp_attention_enabled():
         return False
     parallel = get_parallel()
-    return bool(parallel.attn_dp_size == parallel.tp_size > 1)
+    return parallel.attn_dp_size == parallel.tp_size > 1

@@ -1,0 +1,150 @@
+"""Runs a function of a test file on several gloo ranks of this host and brings each rank's answer back.
+
+Read by multi-rank tests: ``answers = run_ranks(check_layouts, world_size=2)``. Ranks are started with ``python -m``
+and meet in a file; must not use ``multiprocessing`` and must not leave a rank behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.environ import envs
+
+__all__ = ["RankFailed", "run_ranks"]
+
+
+class RankFailed(AssertionError):
+    """A rank raised, hung or died; the text holds what every failed rank printed."""
+
+
+def run_ranks(
+    function: Callable[..., Any], *, world_size: int, timeout_s: float = 120.0, **arguments: Any
+) -> list[Any]:
+    """Call ``function(rank, **arguments)`` on each rank of a fresh gloo world; answers and arguments are JSON.
+
+    The function is found again by name in its own file, so it must stand at the top level of that file.
+    """
+    source = inspect.getsourcefile(function)
+    if source is None or "." in function.__qualname__:
+        raise ValueError(
+            f"{function.__qualname__} cannot be found by name in a file; define it at the top level"
+        )
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            with envs.OMP_NUM_THREADS.override(1), envs.OMP_WAIT_POLICY.override("PASSIVE"):
+                for rank in range(world_size):
+                    spec = {
+                        "rank": rank,
+                        "world_size": world_size,
+                        "folder": folder,
+                        "source": source,
+                        "function": function.__name__,
+                        "arguments": arguments,
+                        "timeout_s": timeout_s,
+                    }
+                    ranks.append(_start(spec))
+            _wait(ranks, time.monotonic() + timeout_s)
+        finally:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        _raise_failures(ranks, Path(folder), timeout_s)
+        return [json.loads(_file(Path(folder), rank, "answer").read_text()) for rank in range(world_size)]
+
+
+def _file(folder: Path, rank: int, kind: str) -> Path:
+    return folder / f"rank{rank}.{kind}"
+
+
+def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
+    with _file(Path(spec["folder"]), spec["rank"], "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sglang.test.multi_rank", json.dumps(spec)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> None:
+    """Until all ended, one failed (its peers would wait for it in a collective), or time is up."""
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in ranks]
+        if all(code is not None for code in codes):
+            return
+        if any(code for code in codes):
+            time.sleep(0.5)  # peers of a dead rank usually fail at once and have something to say
+            return
+        time.sleep(0.02)
+
+
+def _raise_failures(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_s: float) -> None:
+    failed = [rank for rank, process in enumerate(ranks) if process.returncode != 0]
+    if not failed:
+        return
+    parts = []
+    for rank in failed:
+        log = _file(folder, rank, "log").read_text(errors="replace").strip()
+        parts.append(f"-- rank {rank}, exit code {ranks[rank].returncode}\n{log or '(printed nothing)'}")
+    raise RankFailed(
+        f"{len(failed)} of {len(ranks)} ranks failed (limit {timeout_s:.0f} s)\n" + "\n".join(parts)
+    )
+
+
+def _load(source: str, name: str) -> Callable[..., Any]:
+    spec = importlib.util.spec_from_file_location("multi_rank_subject", source)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{source} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["multi_rank_subject"] = module
+    spec.loader.exec_module(module)
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def _be_a_rank(spec: dict[str, Any]) -> None:
+    import torch.distributed
+
+    from sglang.srt.distributed import parallel_state
+
+    folder = Path(spec["folder"])
+    store = torch.distributed.FileStore(str(folder / "meeting"), spec["world_size"])
+    parallel_state.init_distributed_environment(
+        world_size=spec["world_size"],
+        rank=spec["rank"],
+        local_rank=spec["rank"],
+        store=store,
+        timeout_s=spec["timeout_s"],
+    )
+    answer = _load(spec["source"], spec["function"])(spec["rank"], **spec["arguments"])
+    _file(folder, spec["rank"], "answer").write_text(json.dumps(answer))
+    torch.distributed.barrier()  # nobody leaves while a peer still talks to it
+    parallel_state.destroy_distributed_environment()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", help="what to run, as JSON; written by run_ranks")
+    try:
+        _be_a_rank(json.loads(parser.parse_args().spec))
+    except BaseException:  # noqa: BLE001 - a rank's whole duty is to report why it failed
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

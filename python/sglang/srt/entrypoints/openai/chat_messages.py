@@ -1,0 +1,202 @@
+"""Owns the way from chat messages to a prompt: checks, the shapes templates expect, rendering, exactly one
+BOS.
+
+Read by the chat route. It must not know about sampling or answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from sglang.srt.entrypoints.openai.protocol import ChatRequest, reject, shown
+from sglang.srt.messages.errors import RequestRejected
+
+ROLES = ("system", "user", "assistant", "tool", "function", "developer")
+MEDIA_PARTS = (
+    "image_url",
+    "video_url",
+    "audio_url",
+    "input_audio",
+    "input_image",
+    "image",
+    "video",
+    "audio",
+    "file",
+)
+#: Part type -> the key its text stands under.
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "thinking": "thinking",
+    "refusal": "refusal",
+}
+#: Names that `apply_chat_template` takes itself; a template variable cannot have them.
+RESERVED_KWARGS = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+)
+NO_TEMPLATE = (
+    "this model has no chat template; start the server with --chat-template FILE, or write the prompt "
+    "yourself and post it to /v1/completions"
+)
+
+
+class ChatTokenizer(Protocol):
+    """What is asked of a tokenizer here."""
+
+    chat_template: str | None
+    bos_token_id: int | None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str: ...
+
+
+def checked_messages(messages: list[Any] | None) -> list[dict[str, Any]]:
+    """The client's messages as templates expect them: lower-case roles, text content, call arguments as
+    objects.
+    """
+    if messages is None:
+        raise reject("messages", "is required: a list with at least one message")
+    if not messages:
+        raise reject("messages", "must hold at least one message, got an empty list")
+    return [_message(message, f"messages[{position}]") for position, message in enumerate(messages)]
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise _refused(where, f"must be an object with role and content, got {shown(message)}")
+    role = message.get("role")
+    if not isinstance(role, str) or role.lower() not in ROLES:
+        raise _refused(f"{where}.role", f"must be one of {', '.join(ROLES)}, got {shown(role)}")
+    # Other keys (name, tool_call_id, reasoning_content, ...) go to the template, which reads what it knows.
+    ready = {key: value for key, value in message.items() if value is not None}
+    ready["role"] = role.lower()
+    ready["content"] = _content(message.get("content"), f"{where}.content")
+    if message.get("tool_calls") is not None:
+        ready["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    return ready
+
+
+def _content(content: Any, where: str) -> str:
+    """String, null or text parts -> one string; null is the empty string, because templates add to it."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _refused(where, f"must be a string, null, or a list of parts, got {shown(content)}")
+    return " ".join(_part(part, f"{where}[{position}]") for position, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in MEDIA_PARTS:
+        raise _refused(where, f"this model reads text only, got a part of type {kind!r}; leave it out")
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise _refused(
+            where, f"must be an object whose type is one of {', '.join(TEXT_PARTS)}, got {shown(part)}"
+        )
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise _refused(f"{where}.{key}", f"must be a string, got {shown(text)}")
+    return text
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Earlier tool calls. Clients send `arguments` as JSON text, templates walk it as an object."""
+    if not isinstance(calls, list):
+        raise _refused(where, f"must be a list, got {shown(calls)}")
+    ready = []
+    for position, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _refused(f"{where}[{position}]", f"must hold function.name, got {shown(call)}")
+        ready.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
+    return ready
+
+
+def _arguments(given: Any) -> Any:
+    if given is None or given == "":
+        return {}
+    if not isinstance(given, str):
+        return given
+    try:
+        decoded = json.loads(given)
+    except ValueError:
+        return given  # what the model wrote is history, valid or not
+    return decoded if isinstance(decoded, dict) else given
+
+
+def _refused(where: str, rule: str) -> RequestRejected:
+    return RequestRejected(f"{where}: {rule}", param="messages")
+
+
+def prompt_ids(
+    request: ChatRequest, tokenizer: ChatTokenizer, default_kwargs: Mapping[str, Any]
+) -> list[int]:
+    """The prompt of a chat as token ids: rendered by the template, special tokens in it read as such."""
+    if request.input_ids is not None:
+        if request.messages:
+            raise reject("input_ids", "give either messages or input_ids, not both")
+        return request.input_ids
+    messages = checked_messages(request.messages)
+    template = tokenizer.chat_template
+    if template is None:
+        raise RequestRejected(NO_TEMPLATE)
+    _fit_roles(messages, template)
+    kwargs = {**default_kwargs, **(request.chat_template_kwargs or {})}
+    for name in RESERVED_KWARGS:
+        if name in kwargs:
+            raise reject("chat_template_kwargs", f"{name!r} is not a variable of the template; leave it out")
+    if request.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", request.reasoning_effort)
+    goes_on = bool(request.continue_final_message)
+    if goes_on and messages[-1]["role"] != "assistant":
+        raise reject(
+            "continue_final_message",
+            f"the last message must be the assistant's, got role {messages[-1]['role']!r}",
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not goes_on, continue_final_message=goes_on, **kwargs
+        )
+    except ValueError as error:
+        raise RequestRejected(
+            f"messages: the chat template refused them: {error}", param="messages"
+        ) from error
+    return with_one_bos(text, tokenizer)
+
+
+def _fit_roles(messages: list[dict[str, Any]], template: str) -> None:
+    """Templates older than a role know it under another name."""
+    for message in messages:
+        if message["role"] == "developer" and "developer" not in template:
+            message["role"] = "system"
+        elif message["role"] == "function":
+            message["role"] = "tool"
+
+
+def with_one_bos(text: str, tokenizer: ChatTokenizer) -> list[int]:
+    """Rendered text -> ids. A template writes the BOS or leaves it to the tokenizer; there is one."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    bos = tokenizer.bos_token_id
+    if bos is not None and tokenizer.encode("", add_special_tokens=True)[:1] == [bos] and ids[:1] != [bos]:
+        return [bos, *ids]
+    return ids

@@ -1,0 +1,161 @@
+"""Owns the log-probabilities of an answer in OpenAI's two forms, and how a token is written there.
+
+Read by the chat and completions routes. Native entries are `[logprob, token_id, text or null]`. It must not
+recompute a probability: the chosen token's float is the same object wherever it appears, because clients
+compare by equality.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from sglang.srt.messages.io_struct import LOGPROB_FLOOR
+
+Entry = Sequence[Any]  # [logprob | None, token_id, text | None]
+
+
+class TokenReader(Protocol):
+    """What is asked of a tokenizer here."""
+
+    @property
+    def all_special_ids(self) -> Any: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes: ...
+
+
+class TokenLogprobs(msgspec.Struct, kw_only=True):
+    """One token of a choice: its id, its log-probability and the alternatives, best first."""
+
+    token_id: int
+    logprob: float | None
+    top: list[tuple[float, int]] = []
+    is_prompt: bool = False
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no minus infinity: a token that cannot be drawn reads `LOGPROB_FLOOR`."""
+    if value is None or math.isfinite(value):
+        return value
+    return LOGPROB_FLOOR
+
+
+def read_native(meta: Mapping[str, Any], part: str, start: int = 0) -> list[TokenLogprobs]:
+    """The entries of `part` ("input" or "output") from position `start` on."""
+    chosen: Sequence[Entry] = (meta.get(f"{part}_token_logprobs") or ())[start:]
+    tops: Sequence[Sequence[Entry] | None] = (meta.get(f"{part}_top_logprobs") or ())[start:]
+    tokens = []
+    for position, (logprob, token_id, *_) in enumerate(chosen):
+        top = (tops[position] if position < len(tops) else None) or ()
+        tokens.append(
+            TokenLogprobs(
+                token_id=token_id,
+                logprob=finite(logprob),
+                top=[(_floored(value), other) for value, other, *_ in top],
+                is_prompt=part == "input",
+            )
+        )
+    return tokens
+
+
+def _floored(value: float | None) -> float:
+    number = finite(value)
+    return LOGPROB_FLOOR if number is None else number
+
+
+def token_text(raw: bytes) -> str:
+    """A token's text; a part of a character is spelled by its bytes, so that no two read alike."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def chat_content(tokens: Sequence[TokenLogprobs], tokenizer: TokenReader) -> list[dict[str, Any]]:
+    """Chat's form: `[{token, bytes, logprob, top_logprobs: [{token, bytes, logprob}]}]`."""
+    return [
+        {
+            **_chat_entry(token.token_id, token.logprob, tokenizer),
+            "top_logprobs": [
+                _chat_entry(other, token.logprob if other == token.token_id else value, tokenizer)
+                for value, other in token.top
+            ],
+        }
+        for token in tokens
+    ]
+
+
+def _chat_entry(token_id: int, logprob: float | None, tokenizer: TokenReader) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token_id)
+    return {"token": token_text(raw), "bytes": list(raw), "logprob": logprob}
+
+
+def completion_lists(
+    tokens: Sequence[TokenLogprobs], offsets: Sequence[int], tokenizer: TokenReader
+) -> dict[str, list[Any]]:
+    """Completions' form: parallel lists. The first prompt token has no log-probability."""
+    return {
+        "tokens": [token_text(tokenizer.token_bytes(token.token_id)) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [
+            None if token.logprob is None else alternatives_map(token, tokenizer) for token in tokens
+        ],
+        "text_offset": list(offsets),
+    }
+
+
+def alternatives_map(token: TokenLogprobs, tokenizer: TokenReader) -> dict[str, float]:
+    """Text -> log-probability of the alternatives and of the chosen token, which keeps its text and its
+    float.
+
+    Two ids may read alike. Nothing is overwritten: the chosen one, then the more likely one, keeps the text,
+    the other is listed as `token_id:N`.
+    """
+    assert token.logprob is not None
+    found = {token_text(tokenizer.token_bytes(token.token_id)): token.logprob}
+    for value, other in sorted(token.top, key=lambda pair: -pair[0]):
+        if other == token.token_id:
+            continue
+        text = token_text(tokenizer.token_bytes(other))
+        found[text if text not in found else f"token_id:{other}"] = value
+    # Best first, as the engine lists them (a dict keeps its order in JSON).
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+class TextOffsets:
+    """Where each token of one choice begins in its text, in characters, counted as the tokens come.
+
+    A token that begins inside a character has the offset of that character. Tokens that do not show in the
+    text (skipped special tokens) have no width. Stop text that was cut from the answer is counted: offsets in
+    a stream and in a whole answer are the same.
+    """
+
+    def __init__(self, tokenizer: TokenReader, *, start: int = 0, text: str | None = None) -> None:
+        """`text` is the prompt's text when that is what is counted: it says which special tokens show."""
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = text
+        self._start = start
+        self._length = 0
+
+    def next(self, token_id: int, *, skip_special_tokens: bool = True) -> int:
+        """The offset of this token; the next one begins behind it."""
+        offset = self._start + self._length
+        raw = self._tokenizer.token_bytes(token_id)
+        if token_id in self._special:
+            if self._text is None:
+                hidden = skip_special_tokens
+            else:
+                hidden = not self._text.startswith(raw.decode("utf-8", "replace"), self._length)
+            if hidden:
+                return offset
+        if self._length == 0 and self._text is not None and raw[:1] == b" " and self._text[:1] != " ":
+            # Some tokenizers put a space before the first word that the text does not have.
+            raw = raw[1:]
+        self._length += len(self._decoder.decode(raw))
+        return offset

@@ -1,0 +1,55 @@
+"""Owns reading a request body: content type, UTF-8 JSON, no NaN or Infinity, no integer over 64 bits.
+
+Read by the OpenAI routes before anything is parsed. It must not know about fields.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from sglang.srt.messages.errors import RequestRejected
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+#: Only a body with a digit run this long can hold an integer over 64 bits; others are not walked.
+_LONG_DIGITS = re.compile(rb"[0-9]{19}")
+
+
+async def read_json(request: Request) -> Any:
+    """The decoded body, or `RequestRejected` (400) that says what is wrong with it."""
+    given = request.headers.get("content-type", "")
+    media_type, _, parameters = given.partition(";")
+    if media_type.strip().lower() != "application/json":
+        raise RequestRejected(f"the content type must be application/json, got {given!r}")
+    charset = re.search(r'charset\s*=\s*"?([\w-]+)', parameters, re.IGNORECASE)
+    if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise RequestRejected(f"the charset must be utf-8, got {charset[1]!r}")
+    return decode_json(await request.body())
+
+
+def decode_json(raw: bytes) -> Any:
+    """JSON bytes -> plain values."""
+    try:
+        body = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise RequestRejected(f"the body is not valid JSON (UTF-8, no NaN or Infinity): {error}") from error
+    if _LONG_DIGITS.search(raw):
+        _refuse_wide_integers(body, "")
+    return body
+
+
+def _refuse_wide_integers(value: Any, path: str) -> None:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _refuse_wide_integers(part, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for position, part in enumerate(value):
+            _refuse_wide_integers(part, f"{path}[{position}]")
+    elif isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
+        raise RequestRejected(
+            f"{path or 'the body'}: integers must fit 64 bits, got one of {value.bit_length()} bits",
+            param=re.split(r"[.\[]", path)[0] or None,
+        )

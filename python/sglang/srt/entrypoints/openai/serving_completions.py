@@ -1,0 +1,130 @@
+"""Owns `/v1/completions`: prompts to a job, outputs to texts, echo and its log-probabilities.
+
+Read by `router`. It must not order the stream (`streaming` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
+from sglang.srt.entrypoints.openai.logprobs import TextOffsets, completion_lists
+from sglang.srt.entrypoints.openai.protocol import (
+    DEFAULT_COMPLETION_TOKENS,
+    CompletionRequest,
+    reject,
+    shown,
+)
+from sglang.srt.entrypoints.openai.serving_base import make_job
+from sglang.srt.entrypoints.openai.serving_job import Job, Manager
+
+PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+
+def checked_prompts(prompt: Any) -> list[str] | list[list[int]]:
+    """The four forms of `prompt` -> a non-empty list of non-empty prompts of one kind."""
+    if prompt is None:
+        raise reject("prompt", f"is required; it {PROMPT_FORMS}")
+    if isinstance(prompt, str):
+        prompt = [prompt]
+    if not isinstance(prompt, list):
+        raise reject("prompt", f"{PROMPT_FORMS}, got {shown(prompt)}")
+    if _is_id_list(prompt):
+        prompt = [prompt]
+    if not prompt or any(part in ("", []) for part in prompt):
+        raise reject("prompt", "must not be empty, and no prompt in it may be")
+    if not all(isinstance(part, str) for part in prompt) and not all(_is_id_list(part) for part in prompt):
+        raise reject("prompt", f"{PROMPT_FORMS}, got {shown(prompt)}")
+    return prompt
+
+
+def _is_id_list(part: Any) -> bool:
+    return isinstance(part, list) and bool(part) and all(type(token_id) is int for token_id in part)
+
+
+class CompletionDialect:
+    """Text completions."""
+
+    request_type = CompletionRequest
+    answer_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    def prepare(self, request: CompletionRequest, headers: Mapping[str, str]) -> Job:
+        """A checked body -> a job. Scoring (`echo` with no new token) is the one use of `max_tokens` 0."""
+        prompts = checked_prompts(request.prompt)
+        for name in ("max_completion_tokens", "max_tokens"):
+            if getattr(request, name) == 0 and not request.echo:
+                raise reject(
+                    name, "must be at least 1 without echo, got 0; with echo: true it scores the prompt"
+                )
+        scores_prompt = bool(request.echo) and request.logprobs is not None
+        job = make_job(
+            request,
+            headers,
+            self._manager,
+            prompts=prompts,
+            logprob_start_len=0 if scores_prompt else -1,
+            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        )
+        if request.logprobs is not None:
+            job.native.return_logprob = True
+            job.native.top_logprobs_num = request.logprobs
+        return job
+
+    def choice(self, job: Job, progress: ChoiceProgress, news: News) -> dict[str, Any]:
+        """A choice of a whole answer: everything is new."""
+        return self._choice(job, progress, news)
+
+    def stream_choices(self, job: Job, progress: ChoiceProgress, news: News) -> Iterator[dict[str, Any]]:
+        """One chunk, unless there is nothing to tell; the last one carries the finish."""
+        echoes = news.is_first and self._echo(job)
+        ids = job.request.return_token_ids and news.token_ids
+        if echoes or ids or not news.is_empty or news.finish_reason is not None:
+            yield self._choice(job, progress, news)
+
+    def _choice(self, job: Job, progress: ChoiceProgress, news: News) -> dict[str, Any]:
+        prompt_text = self._prompt_text(job, progress.index) if news.is_first and self._echo(job) else ""
+        choice: dict[str, Any] = {
+            "index": progress.index,
+            "text": prompt_text + news.text,
+            "logprobs": self._logprobs(job, progress, news, prompt_text),
+            "finish_reason": news.finish_reason,
+            "matched_stop": news.matched_stop,
+        }
+        if job.request.return_token_ids:
+            choice["token_ids"] = news.token_ids
+            if news.is_first:
+                choice["prompt_token_ids"] = news.prompt_token_ids
+        return choice
+
+    @staticmethod
+    def _echo(job: Job) -> bool:
+        return isinstance(job.request, CompletionRequest) and bool(job.request.echo)
+
+    def _prompt_text(self, job: Job, index: int) -> str:
+        prompt = job.prompts[index // job.n]
+        if isinstance(prompt, str):
+            return prompt
+        text: str = self._manager.tokenizer.decode(prompt, skip_special_tokens=False)
+        return text
+
+    def _logprobs(
+        self, job: Job, progress: ChoiceProgress, news: News, prompt_text: str
+    ) -> dict[str, list[Any]] | None:
+        if not job.with_logprobs:
+            return None
+        tokenizer = self._manager.tokenizer
+        if news.is_first:
+            progress.scratch["offsets"] = TextOffsets(tokenizer, start=len(prompt_text))
+        skip = job.request.skip_special_tokens is not False
+        offsets = []
+        if news.prompt_logprobs:
+            in_prompt = TextOffsets(tokenizer, text=prompt_text)
+            offsets += [in_prompt.next(token.token_id) for token in news.prompt_logprobs]
+        counter: TextOffsets = progress.scratch["offsets"]
+        offsets += [counter.next(token.token_id, skip_special_tokens=skip) for token in news.logprobs]
+        return completion_lists([*news.prompt_logprobs, *news.logprobs], offsets, tokenizer)

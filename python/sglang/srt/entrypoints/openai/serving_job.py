@@ -1,0 +1,99 @@
+"""Owns the words of one OpenAI request under way: the job, the settings for answers, what a dialect must
+offer.
+
+Read by both routes, the runner and the stream. It must not act.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
+from sglang.srt.entrypoints.openai.protocol import SharedRequest
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.runtime_context import get_serving
+
+
+class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server's flags say about answers."""
+
+    include_usage_by_default: bool = False
+    cache_report: bool = False
+    default_chat_template_kwargs: dict[str, Any] = {}
+
+    @classmethod
+    def from_context(cls) -> ServingSettings:
+        """As published for this process."""
+        serving = get_serving()
+        return cls(
+            include_usage_by_default=serving.stream_response_default_include_usage,
+            cache_report=serving.enable_cache_report,
+            default_chat_template_kwargs=dict(serving.default_chat_template_kwargs or {}),
+        )
+
+
+class Manager(Protocol):
+    """What the routes ask of the tokenizer manager."""
+
+    tokenizer: Any
+    model_config: Any
+    served_model_name: str
+
+    def generate_request(
+        self, obj: GenerateReqInput, is_disconnected: Callable[[], Awaitable[bool]] | None = None
+    ) -> AsyncGenerator[Any, None]: ...
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """One request, checked and ready: what goes to the engine and what the answer needs to know."""
+
+    request: SharedRequest
+    native: GenerateReqInput
+    id: str
+    model: str
+    num_prompts: int = 1
+    n: int = 1
+    #: The prompts as the client sent them (text or token ids), for echo.
+    prompts: Sequence[str | list[int]] = ()
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+
+    @property
+    def num_choices(self) -> int:
+        return self.num_prompts * self.n
+
+    @property
+    def with_logprobs(self) -> bool:
+        return bool(self.native.return_logprob)
+
+    def envelope(self, object_name: str) -> dict[str, Any]:
+        """What every chunk and every answer begins with."""
+        return {"id": self.id, "object": object_name, "created": self.created, "model": self.model}
+
+
+class Dialect(Protocol):
+    """One route's own part: how a body becomes a job, and how news become choices."""
+
+    @property
+    def request_type(self) -> type[SharedRequest]: ...
+
+    @property
+    def answer_object(self) -> str: ...
+
+    @property
+    def chunk_object(self) -> str: ...
+
+    def prepare(self, request: Any, headers: Mapping[str, str]) -> Job:
+        """Check and translate; refuses with `RequestRejected`."""
+        ...
+
+    def choice(self, job: Job, progress: ChoiceProgress, news: News) -> dict[str, Any]:
+        """The finished choice of a whole answer."""
+        ...
+
+    def stream_choices(self, job: Job, progress: ChoiceProgress, news: News) -> Iterator[dict[str, Any]]:
+        """The choices of the chunks that tell `news`, in order."""
+        ...

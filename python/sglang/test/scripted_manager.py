@@ -1,0 +1,235 @@
+"""Owns a tokenizer manager without an engine: it answers requests with outputs that a test wrote down.
+
+Read by the unit tests of the HTTP routes. Parameters are checked by the real `SamplingParams`; nothing else is real. Must
+not grow rules of its own: what a test does not script does not happen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+BOS, EOS, IM_END, TWIN_OF_A = 256, 257, 258, 259
+SPECIALS = {BOS: "<s>", EOS: "</s>", IM_END: "<|im_end|>"}
+VOCAB_SIZE = 260
+TEMPLATE = (
+    "<s>{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% if m['tool_calls'] %}"
+    "{% for c in m['tool_calls'] %}{% for k, v in c['function']['arguments'].items() %}({{ k }}={{ v }})"
+    "{% endfor %}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+    "{% if style %}[style {{ style }}]{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+class ByteTokenizer:
+    """Ids 0-255 are bytes, then three special tokens, then a second token that reads `a`."""
+
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = (EOS,)
+    bos_token_id = BOS
+    bos_token, eos_token, pad_token = "<s>", "</s>", None
+    all_special_ids = tuple(SPECIALS)
+
+    def __init__(self, *, chat_template: str | None = TEMPLATE, adds_bos: bool = True) -> None:
+        self.chat_template = chat_template
+        self.adds_bos = adds_bos
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = [BOS] if add_special_tokens and self.adds_bos else []
+        by_name = {name: i for i, name in SPECIALS.items()}
+        for part in re.split("(" + "|".join(map(re.escape, by_name)) + ")", text):
+            ids.extend([by_name[part]] if part in by_name else part.encode())
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id == TWIN_OF_A:
+            return b"a"
+        return SPECIALS[token_id].encode() if token_id in SPECIALS else bytes([token_id])
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        shown = [i for i in ids if not (skip_special_tokens and i in SPECIALS)]
+        return b"".join(self.token_bytes(i) for i in shown).decode("utf-8", "replace")
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        environment = ImmutableSandboxedEnvironment(undefined=jinja2.ChainableUndefined)
+
+        def raise_exception(message: str) -> None:
+            raise jinja2.TemplateError(message)
+
+        environment.globals["raise_exception"] = raise_exception
+        try:
+            text = environment.from_string(self.chat_template or "").render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **kwargs
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ValueError(f"chat template: {error}") from error
+        if continue_final_message:
+            text = text[: text.rindex(messages[-1]["content"]) + len(messages[-1]["content"])]
+        return text
+
+
+@dataclasses.dataclass
+class ScriptedAnswer:
+    """One choice: its token ids, one group for each output, the text shown after each group, and the end.
+
+    `texts` (cumulative) default to the decoded ids. `fails_after` raises that error after so many outputs.
+    """
+
+    groups: list[list[int]]
+    texts: list[str] | None = None
+    finish_reason: dict[str, Any] | None = None
+    fails_after: int | None = None
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, text: str, *, eos: bool = True, **kwargs: Any) -> ScriptedAnswer:
+        """One byte of `text` for each output, then the end token."""
+        groups = [[byte] for byte in text.encode()] + ([[EOS]] if eos else [])
+        return cls(groups=groups, **kwargs)
+
+    def outputs(self, tokenizer: ByteTokenizer) -> list[tuple[str, list[int]]]:
+        """(cumulative text, cumulative ids) of each output. Half a character is not shown before the end."""
+        steps, ids = [], []
+        for position, group in enumerate(self.groups):
+            ids = [*ids, *group]
+            text = tokenizer.decode(ids) if self.texts is None else self.texts[position]
+            if self.texts is None and position + 1 < len(self.groups):
+                text = text.rstrip("\ufffd")
+            steps.append((text, ids))
+        return steps
+
+
+def logprob_of(token_id: int) -> float:
+    """A float that JSON must carry exactly."""
+    return -(token_id + 1) / 3.0
+
+
+def top_of(token_id: int, count: int) -> list[list[Any]]:
+    """`count` alternatives: the token itself first, then its neighbours."""
+    ids = [(token_id + step) % VOCAB_SIZE for step in range(count)]
+    return [[logprob_of(token_id) - step, other, None] for step, other in enumerate(ids)]
+
+
+@dataclasses.dataclass
+class ScriptedModelConfig:
+    context_len: int = 512
+
+
+class ScriptedManager:
+    """`answers` are used in choice order (prompt index * n + sample), again and again."""
+
+    def __init__(
+        self,
+        *answers: ScriptedAnswer,
+        tokenizer: ByteTokenizer | None = None,
+        refusal: Exception | None = None,
+        defaults: dict[str, Any] | None = None,
+    ) -> None:
+        self.answers = answers or (ScriptedAnswer.of("hello"),)
+        self.tokenizer: Any = tokenizer or ByteTokenizer()
+        self.model_config = ScriptedModelConfig()
+        self.served_model_name = "org/tiny-model"
+        self.refusal = refusal
+        self.defaults = defaults or {}
+        self.requests: list[GenerateReqInput] = []
+        self.params: list[SamplingParams] = []
+        self.closed = 0
+
+    async def generate_request(
+        self, obj: GenerateReqInput, is_disconnected: Callable[[], Awaitable[bool]] | None = None
+    ) -> AsyncGenerator[Any, None]:
+        assert obj.sampling_params is None or isinstance(obj.sampling_params, dict)
+        params = SamplingParams.from_request(obj.sampling_params, self.defaults)
+        params.verify_vocabulary(VOCAB_SIZE)
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.append(obj)
+        self.params.append(params)
+        prompts = self._prompts(obj)
+        jobs = [
+            self._items(obj, prompts[i // params.n], self.answers[i % len(self.answers)], i)
+            for i in range(len(prompts) * params.n)
+        ]
+        try:
+            if obj.stream:
+                async for item in self._interleaved(jobs, len(jobs) > 1):
+                    yield item
+            else:
+                last = []
+                for items in jobs:
+                    *_, final = items
+                    last.append(final)
+                yield last if len(jobs) > 1 or obj.is_batch else last[0]
+        finally:
+            self.closed += 1
+
+    async def _interleaved(self, jobs: list[Any], with_index: bool) -> AsyncGenerator[Any, None]:
+        waiting = list(enumerate(jobs))
+        while waiting:
+            for pair in list(waiting):
+                item = next(pair[1], None)
+                if item is None:
+                    waiting.remove(pair)
+                else:
+                    yield {**item, "index": pair[0]} if with_index else item
+
+    def _prompts(self, obj: GenerateReqInput) -> list[list[int]]:
+        given: Any = obj.text if obj.text is not None else obj.input_ids
+        prompts = given if obj.is_batch else [given]
+        return [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
+
+    def _items(self, obj: GenerateReqInput, prompt: list[int], answer: ScriptedAnswer, index: int) -> Any:
+        steps = answer.outputs(self.tokenizer)
+        end = answer.finish_reason or {"type": "stop", "matched": EOS}
+        for position, (text, ids) in enumerate(steps):
+            if position == answer.fails_after:
+                assert answer.error is not None
+                raise answer.error
+            last = position + 1 == len(steps)
+            meta: dict[str, Any] = {
+                "id": f"{obj.rid}_{index}",
+                "finish_reason": end if last else None,
+                "prompt_tokens": len(prompt),
+                "completion_tokens": len(ids),
+                "cached_tokens": len(prompt) - 1,
+                "weight_version": "default",
+            }
+            if obj.return_logprob:
+                assert isinstance(obj.top_logprobs_num, int)
+                meta |= self._logprobs("output", ids, obj.top_logprobs_num)
+                if obj.logprob_start_len == 0:
+                    meta |= self._logprobs("input", prompt, obj.top_logprobs_num)
+                    meta["input_token_logprobs"][0][0] = None
+                    meta["input_top_logprobs"][0] = None
+            item: dict[str, Any] = {"text": text, "output_ids": ids, "meta_info": meta}
+            if obj.return_prompt_token_ids:
+                item["prompt_token_ids"] = prompt
+            yield item
+
+    @staticmethod
+    def _logprobs(part: str, ids: list[int], count: int) -> dict[str, Any]:
+        return {
+            f"{part}_token_logprobs": [[logprob_of(i), i, None] for i in ids],
+            f"{part}_top_logprobs": [top_of(i, count) if count else None for i in ids],
+        }

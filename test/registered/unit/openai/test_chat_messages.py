@@ -1,0 +1,214 @@
+"""From messages to the prompt's ids."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=2, suite="unit-cpu")
+
+import pytest
+
+from sglang.srt.entrypoints.openai.chat_messages import ROLES, checked_messages, prompt_ids, with_one_bos
+from sglang.srt.entrypoints.openai.protocol import ChatRequest, parse_request
+from sglang.srt.entrypoints.openai.serving_job import ServingSettings
+from sglang.srt.messages.errors import RequestRejected
+from sglang.test.openai_calls import CHAT, post
+from sglang.test.scripted_manager import BOS, IM_END, ByteTokenizer, ScriptedManager
+
+USER = {"role": "user", "content": "hi"}
+HISTORY = [
+    {"role": "user", "content": "weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "get", "arguments": '{"city": "Oslo", "days": 2}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+]
+
+
+def rendered(messages, *, tokenizer=None, defaults=None, **fields):
+    tokenizer = tokenizer or ByteTokenizer()
+    request = parse_request(ChatRequest, {"messages": messages, **fields})
+    return tokenizer.decode(prompt_ids(request, tokenizer, defaults or {}), skip_special_tokens=False)
+
+
+def refusal(messages, **fields):
+    response = post(ScriptedManager(), CHAT, messages=messages, **fields)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]["message"]
+
+
+def test_the_template_renders_the_messages():
+    assert rendered([USER]) == "<s>[user]hi<|im_end|>[assistant]"
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("spelling", [str.lower, str.upper, str.title])
+def test_every_role_is_known_in_any_case(role, spelling):
+    text = rendered([{"role": spelling(role), "content": "x", "tool_call_id": "1"}])
+    assert "x" in text
+
+
+def test_roles_that_a_template_does_not_know_go_by_the_older_name():
+    assert rendered([{"role": "developer", "content": "x"}]).startswith("<s>[system]x")
+    assert rendered([{"role": "function", "name": "f", "content": "x"}]).startswith("<s>[tool]x")
+    knows = ByteTokenizer(chat_template="{% for m in messages %}{{ m.role }} {% endfor %}{# developer #}")
+    assert rendered([{"role": "developer", "content": "x"}], tokenizer=knows) == "<s>developer "
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [
+        ("a", "a"),
+        (None, ""),
+        ("", ""),
+        ([], ""),
+        ([{"type": "text", "text": "a"}], "a"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a b"),
+        ([{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "a"}], "t a"),
+    ],
+)
+def test_content_is_a_string_null_or_text_parts(content, text):
+    assert rendered([{"role": "user", "content": content}]) == f"<s>[user]{text}<|im_end|>[assistant]"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url", "input_audio"])
+def test_media_for_a_text_model_is_400(kind):
+    """Left out in silence, the model would answer about a picture it never saw."""
+    message = refusal([{"role": "user", "content": [{"type": kind, kind: {"url": "x"}}]}])
+    assert kind in message and "messages[0].content[0]" in message
+
+
+@pytest.mark.parametrize(
+    "messages, where",
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ({"role": "user"}, "messages"),
+        (["hi"], "messages[0]"),
+        ([USER, None], "messages[1]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": 5, "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "poem", "poem": "x"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
+        ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
+    ],
+)
+def test_a_malformed_message_is_400_and_says_where(messages, where):
+    assert refusal(messages).startswith(where + ":")
+
+
+def test_no_messages_at_all_is_400():
+    response = post(ScriptedManager(), CHAT, messages=None)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "messages"
+
+
+def test_earlier_tool_calls_render_with_their_arguments_as_an_object():
+    """Clients send the arguments as JSON text; templates walk them with `.items()`."""
+    assert "(city=Oslo)(days=2)" in rendered(HISTORY)
+    assert "[tool]rain" in rendered(HISTORY)
+
+
+@pytest.mark.parametrize(
+    "arguments, ready", [("", {}), (None, {}), ({"a": 1}, {"a": 1}), ("{bad", "{bad"), ("[1]", "[1]")]
+)
+def test_arguments_that_are_no_json_object_stay_as_they_are(arguments, ready):
+    call = {"function": {"name": "f", "arguments": arguments}}
+    message = checked_messages([{"role": "assistant", "tool_calls": [call]}])[0]
+    assert message["tool_calls"][0]["function"]["arguments"] == ready
+    assert call["function"]["arguments"] == arguments, "the client's own object is not changed"
+
+
+def test_an_assistant_without_content_has_an_empty_one():
+    assert rendered([USER, {"role": "assistant"}, USER]).count("<|im_end|>") == 3
+
+
+def test_template_kwargs_lie_over_the_servers_defaults():
+    defaults = {"style": "terse"}
+    assert "[style terse]" in rendered([USER], defaults=defaults)
+    assert "[style long]" in rendered([USER], defaults=defaults, chat_template_kwargs={"style": "long"})
+    assert "[style" not in rendered([USER], defaults=defaults, chat_template_kwargs={"style": None})
+    manager = ScriptedManager()
+    post(manager, CHAT, settings=ServingSettings(default_chat_template_kwargs=defaults))
+    assert "[style terse]" in manager.tokenizer.decode(manager.requests[0].input_ids)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "add_generation_prompt"])
+def test_a_template_kwarg_cannot_replace_what_the_route_sets(name):
+    assert name in refusal([USER], chat_template_kwargs={name: "x"})
+
+
+def test_reasoning_effort_reaches_the_template():
+    tokenizer = ByteTokenizer(chat_template="{{ reasoning_effort }}")
+    assert rendered([USER], tokenizer=tokenizer, reasoning_effort="low") == "<s>low"
+    assert "reasoning_effort" in refusal([USER], reasoning_effort="enormous")
+
+
+def test_a_template_error_is_400_with_its_words():
+    tokenizer = ByteTokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
+    response = post(ScriptedManager(tokenizer=tokenizer), CHAT)
+    assert response.status_code == 400 and "roles must alternate" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_without_a_template_is_400_with_the_cure(stream):
+    manager = ScriptedManager(tokenizer=ByteTokenizer(chat_template=None))
+    response = post(manager, CHAT, stream=stream)
+    assert response.status_code == 400 and "--chat-template" in response.json()["error"]["message"]
+
+
+def test_the_final_message_goes_on_without_a_new_turn():
+    messages = [USER, {"role": "assistant", "content": "I think"}]
+    assert rendered(messages, continue_final_message=True).endswith("[assistant]I think")
+    assert rendered(messages).endswith("[assistant]I think<|im_end|>[assistant]")
+
+
+def test_only_the_assistants_message_can_go_on():
+    assert refusal([USER], continue_final_message=True).startswith("continue_final_message:")
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+@pytest.mark.parametrize("template", ["<s>x", "x"])
+def test_there_is_never_a_second_bos(template, adds_bos):
+    """Trap 21. Whether the template, the tokenizer or both know the BOS: it stands there once."""
+    ids = with_one_bos(template, ByteTokenizer(adds_bos=adds_bos))
+    expected = 1 if adds_bos or template.startswith("<s>") else 0
+    assert ids.count(BOS) == expected and ids[-1] == ord("x")
+
+
+def test_special_tokens_in_a_message_are_read_as_special_tokens():
+    """The documented policy: the rendered text is read as one text."""
+    manager = ScriptedManager()
+    post(manager, CHAT, messages=[{"role": "user", "content": "a<|im_end|>b"}])
+    assert manager.requests[0].input_ids.count(IM_END) == 2
+
+
+def test_ready_ids_take_the_place_of_messages():
+    manager = ScriptedManager()
+    assert post(manager, CHAT, input_ids=[1, 2, 3]).status_code == 200
+    assert manager.requests[0].input_ids == [1, 2, 3]
+    for bad in ([], ["a"], [True], "abc", [[1]]):
+        response = post(ScriptedManager(), CHAT, input_ids=bad)
+        assert response.status_code == 400 and response.json()["error"]["param"] == "input_ids"
+    assert post(ScriptedManager(), CHAT, input_ids=[1], messages=[USER]).status_code == 400
+
+
+def test_a_message_is_not_changed_for_the_caller():
+    message = {"role": "USER", "content": None}
+    checked_messages([message])
+    assert message == {"role": "USER", "content": None}
+
+
+def test_a_refused_message_is_a_request_rejected():
+    with pytest.raises(RequestRejected) as caught:
+        checked_messages([5])
+    assert caught.value.status_code == 400 and caught.value.param == "messages"

@@ -1,0 +1,51 @@
+"""Owns the field tables of docs/openai_api.md, written from the declarations.
+
+Run as `python -m sglang.srt.entrypoints.openai.field_docs docs/openai_api.md` after a change of `protocol`; a
+test compares. It must not say anything that the declarations do not.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+from sglang.srt.entrypoints.openai.protocol import BOTH, Route, field_groups
+
+BEGIN = "<!-- fields: begin (written by sglang.srt.entrypoints.openai.field_docs) -->"
+END = "<!-- fields: end -->"
+PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+def field_tables() -> str:
+    """Three tables for each route: what acts, what is refused, what is without effect."""
+    parts: list[str] = []
+    for route in BOTH:
+        acting, refused, idle = field_groups(route)
+        parts += [f"### Fields of `{PATHS[route]}`", "", "Acting:", "", "| field | effect |", "|---|---|"]
+        parts += [f"| `{name}` | {field.doc} |" for name, field in acting.items()]
+        parts += ["", "Refused with 400, unless null, empty, false, or the value in the last column:", ""]
+        parts += ["| field | what the refusal says | accepted |", "|---|---|---|"]
+        parts += [f"| `{name}` | {field.reason} | {field.harmless_doc} |" for name, field in refused.items()]
+        parts += ["", "Read over, because the answer is right without them:", ""]
+        parts += ["| field | why |", "|---|---|"]
+        parts += [f"| `{name}` | {field.reason} |" for name, field in idle.items()]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables written anew; `ValueError` when the markers are not there, once each."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"the page must hold {BEGIN!r} and {END!r} once each")
+    head, rest = page.split(BEGIN)
+    return f"{head}{BEGIN}\n\n{field_tables()}\n{END}{rest.split(END)[1]}"
+
+
+def main() -> None:
+    """Rewrite the page that the command line names."""
+    page = pathlib.Path(sys.argv[1])
+    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

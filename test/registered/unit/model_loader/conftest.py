@@ -1,0 +1,49 @@
+"""Small checkpoints that the loader tests share.
+
+Owns the fixtures and a stand-in for a model. Read by the tests beside it.
+"""
+
+import pytest
+import torch
+
+from sglang.srt.layers.parameter import LoadableParameter, Place, WeightLedger
+from sglang.srt.model_loader.dummy import checkpoint_shapes
+from sglang.test.tiny_models import write_tiny_model
+
+SMALL = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+}
+
+
+class ShelfModel:
+    """A model that only keeps its weights: one parameter for each tensor of the checkpoint, with the real
+    ledger.
+    """
+
+    def __init__(self, model_config, dtype=torch.float32):
+        self.parameters = {
+            name: LoadableParameter(torch.empty(shape, dtype=dtype), [Place.full(name, shape)])
+            for name, shape in checkpoint_shapes(model_config).items()
+        }
+        self.spare = {}
+        if model_config.tie_word_embeddings:
+            self.spare["lm_head.weight"] = (model_config.vocab_size, model_config.hidden_size)
+
+    def load_weights(self, items):
+        WeightLedger(self.parameters.values(), spare=self.spare).fill_all(items)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Write a small model; keyword arguments go to `write_tiny_model`."""
+    return lambda name="m", **changes: write_tiny_model(tmp_path / name, **{**SMALL, **changes})
+
+
+@pytest.fixture
+def shelf():
+    return ShelfModel

@@ -51,7 +51,7 @@ def test_every_floor_member_is_named_on_the_floors_page():
 def test_every_path_that_a_page_names_is_there(page):
     """A page that sends its reader to a file that has moved is worse than none."""
     missing = [name for name in named_paths(page.read_text(encoding="utf-8")) if not exists(name)]
-    assert missing == []
+    assert missing == [], missing
 
 
 def named_paths(text: str) -> list[str]:

@@ -48,6 +48,9 @@ class ByteTokenizer:
             ids.extend([by_name[part]] if part in by_name else part.encode())
         return ids
 
+    def encode_chat(self, prompt: str) -> list[int]:
+        return self.encode(prompt, add_special_tokens=False)
+
     def token_bytes(self, token_id: int) -> bytes:
         if token_id == TWIN_OF_A:
             return b"a"

@@ -6,12 +6,14 @@ register_cpu_ci(est_time=2, suite="unit-cpu")
 
 import pytest
 
-from sglang.srt.entrypoints.openai.chat_messages import ROLES, checked_messages, prompt_ids, with_one_bos
+from sglang.srt.entrypoints.openai.chat_messages import ROLES, checked_messages, prompt_ids
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, parse_request
 from sglang.srt.entrypoints.openai.serving_job import ServingSettings
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.tokenizer.tokenizer import load_tokenizer
 from sglang.test.openai_calls import CHAT, post
-from sglang.test.scripted_manager import BOS, IM_END, ByteTokenizer, ScriptedManager
+from sglang.test.scripted_manager import IM_END, ByteTokenizer, ScriptedManager
+from sglang.test.tiny_models import write_tiny_tokenizer
 
 USER = {"role": "user", "content": "hi"}
 HISTORY = [
@@ -58,7 +60,7 @@ def test_roles_that_a_template_does_not_know_go_by_the_older_name():
     assert rendered([{"role": "developer", "content": "x"}]).startswith("<s>[system]x")
     assert rendered([{"role": "function", "name": "f", "content": "x"}]).startswith("<s>[tool]x")
     knows = ByteTokenizer(chat_template="{% for m in messages %}{{ m.role }} {% endfor %}{# developer #}")
-    assert rendered([{"role": "developer", "content": "x"}], tokenizer=knows) == "<s>developer "
+    assert rendered([{"role": "developer", "content": "x"}], tokenizer=knows) == "developer "
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_a_template_kwarg_cannot_replace_what_the_route_sets(name):
 
 def test_reasoning_effort_reaches_the_template():
     tokenizer = ByteTokenizer(chat_template="{{ reasoning_effort }}")
-    assert rendered([USER], tokenizer=tokenizer, reasoning_effort="low") == "<s>low"
+    assert rendered([USER], tokenizer=tokenizer, reasoning_effort="low") == "low"
     assert "reasoning_effort" in refusal([USER], reasoning_effort="enormous")
 
 
@@ -177,12 +179,15 @@ def test_only_the_assistants_message_can_go_on():
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
-@pytest.mark.parametrize("template", ["<s>x", "x"])
-def test_there_is_never_a_second_bos(template, adds_bos):
-    """Trap 21. Whether the template, the tokenizer or both know the BOS: it stands there once."""
-    ids = with_one_bos(template, ByteTokenizer(adds_bos=adds_bos))
-    expected = 1 if adds_bos or template.startswith("<s>") else 0
-    assert ids.count(BOS) == expected and ids[-1] == ord("x")
+@pytest.mark.parametrize("template", ["{{ bos_token }}x", "x"])
+def test_there_is_never_a_second_bos(tmp_path, template, adds_bos):
+    """Trap 21, with a real tokenizer: whether template, tokenizer or both know the BOS, it stands once."""
+    write_tiny_tokenizer(tmp_path, vocab_size=300, add_bos=adds_bos, chat_template=template)
+    tokenizer = load_tokenizer(tmp_path)
+    ids = prompt_ids(parse_request(ChatRequest, {"messages": [USER]}), tokenizer, {})
+    assert tokenizer.bos_token_id is not None
+    assert ids.count(tokenizer.bos_token_id) == (1 if adds_bos or "bos" in template else 0)
+    assert tokenizer.decode(ids).endswith("x")
 
 
 def test_special_tokens_in_a_message_are_read_as_special_tokens():

@@ -93,9 +93,9 @@ def test_the_id_of_the_answer_is_the_id_to_abort_by():
 
 def test_placement_and_cache_fields_reach_the_engine():
     manager = ScriptedManager()
-    post(manager, CHAT, priority=3, extra_key="tenant", cache_salt="salt", routed_dp_rank=1)
+    post(manager, CHAT, extra_key="tenant", cache_salt="salt", routed_dp_rank=1)
     sent = manager.requests[0]
-    assert (sent.priority, sent.extra_key, sent.cache_salt, sent.routed_dp_rank) == (3, "tenant", "salt", 1)
+    assert (sent.extra_key, sent.cache_salt, sent.routed_dp_rank) == ("tenant", "salt", 1)
     post(manager, CHAT, data_parallel_rank=2)
     assert manager.requests[1].routed_dp_rank == 2
 

@@ -36,6 +36,7 @@ ASKS = {
     "modalities": ["text", "audio"],
     "verbosity": "low",
     "bootstrap_port": 8998,
+    "priority": 3,
 }
 
 
@@ -83,7 +84,7 @@ def test_a_refused_field_that_asks_for_nothing_is_accepted(name):
     route = declared.routes[0]
     for value in (None, "", [], {}, False, *declared.harmless):
         assert parse_request(protocol.REQUEST_TYPES[route], {name: value}) is not None
-    assert not declared.allows(0), "a number is never the default of these"
+    assert declared.allows(0) == (0 in declared.harmless), "a number asks for something"
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
@@ -211,7 +212,8 @@ def test_what_the_client_left_out_is_left_out():
         ("model", 5, ["model"]),
         ("rid", "", ["rid"]),
         ("rid", [], ["rid"]),
-        ("priority", "high", ["priority"]),
+        ("priority", 5, ["priority"]),
+        ("routed_dp_rank", "0", ["routed_dp_rank"]),
         ("return_token_ids", 1, ["return_token_ids"]),
     ],
 )
@@ -240,6 +242,13 @@ def test_a_refusal_of_the_engine_keeps_its_status_and_type():
     told = in_client_words(refused, CompletionRequest(max_completion_tokens=5))
     assert (told.status_code, told.err_type) == (503, "ServiceUnavailableError")
     assert (told.message, told.param) == ("max_completion_tokens: too many", "max_completion_tokens")
+
+
+@pytest.mark.parametrize("own", ["text", "input_ids"])
+def test_a_refused_prompt_goes_by_the_name_the_route_gives_it(own):
+    refused = RequestRejected(f"{own}: token id 999 of the text is wrong", 400, own)
+    told = in_client_words(refused, CompletionRequest())
+    assert (told.message, told.param) == ("prompt: token id 999 of the text is wrong", "prompt")
 
 
 def test_a_long_value_is_cut_in_the_refusal():

@@ -1,7 +1,6 @@
-"""Owns the way from chat messages to a prompt: checks, the shapes templates expect, rendering, exactly one
-BOS.
+"""Owns the way from chat messages to a prompt: checks, the shapes templates expect, rendering.
 
-Read by the chat route. It must not know about sampling or answers.
+Read by the chat route. It must not know about sampling or answers, nor add a BOS: `encode_chat` sees to it.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ NO_TEMPLATE = (
 class ChatTokenizer(Protocol):
     """What is asked of a tokenizer here."""
 
-    chat_template: str | None
-    bos_token_id: int | None
+    @property
+    def chat_template(self) -> str | None: ...
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode_chat(self, prompt: str) -> list[int]: ...
 
     def apply_chat_template(
         self,
@@ -181,7 +180,7 @@ def prompt_ids(
         raise RequestRejected(
             f"messages: the chat template refused them: {error}", param="messages"
         ) from error
-    return with_one_bos(text, tokenizer)
+    return tokenizer.encode_chat(text)
 
 
 def _fit_roles(messages: list[dict[str, Any]], template: str) -> None:
@@ -191,12 +190,3 @@ def _fit_roles(messages: list[dict[str, Any]], template: str) -> None:
             message["role"] = "system"
         elif message["role"] == "function":
             message["role"] = "tool"
-
-
-def with_one_bos(text: str, tokenizer: ChatTokenizer) -> list[int]:
-    """Rendered text -> ids. A template writes the BOS or leaves it to the tokenizer; there is one."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    bos = tokenizer.bos_token_id
-    if bos is not None and tokenizer.encode("", add_special_tokens=True)[:1] == [bos] and ids[:1] != [bos]:
-        return [bos, *ids]
-    return ids

@@ -206,9 +206,6 @@ class SharedRequest:
         str | list[str] | None,
         Acts("The request's own id: `id` of the answer, and what /abort_request takes.", _rid),
     ] = None
-    priority: Annotated[int | None, Acts("Scheduling priority, when the server schedules by it.", _whole)] = (
-        None
-    )
     extra_key: Annotated[str | list[str] | None, Acts("Name space of the prefix cache.", _text_or_texts)] = (
         None
     )
@@ -319,6 +316,9 @@ REFUSED: dict[str, Refused] = {
     "return_routed_experts": Refused("routed experts are not returned yet; leave it out"),
     "max_thinking_tokens": Refused(_THINKING),
     "thinking_budget": Refused(_THINKING),
+    "priority": Refused(
+        "request priorities are not supported yet; leave it out", harmless=(0,), harmless_doc="`0`"
+    ),
     "bootstrap_host": Refused(_DISAGGREGATION),
     "bootstrap_port": Refused(_DISAGGREGATION),
     "bootstrap_room": Refused(_DISAGGREGATION),
@@ -436,9 +436,13 @@ def in_client_words(error: RequestRejected | ValueError, request: SharedRequest)
         "max_new_tokens": "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
         "min_new_tokens": "min_tokens",
         "sampling_seed": "seed",
+        "top_logprobs_num": "top_logprobs" if request.route == "chat" else "logprobs",
     }
     own = error if isinstance(error, RequestRejected) else RequestRejected(str(error))
     message = re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[0]], own.message)
+    if request.route == "completions" and own.param in ("text", "input_ids"):
+        names[own.param] = "prompt"
+        message = re.sub(rf"^{own.param}: ", "prompt: ", message)
     param = names.get(own.param, own.param) if own.param is not None else None
     if param is None:
         leading = re.match(r"([a-z_]+)(?:\[[^\]]*\])?: ", message)

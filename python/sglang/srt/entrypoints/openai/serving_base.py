@@ -6,6 +6,7 @@ Read by `router`. It must not know a dialect's fields; those are in `serving_cha
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ from sglang.srt.messages.generate_input import GenerateReqInput
 logger = logging.getLogger(__name__)
 
 DP_RANK_HEADER = "x-data-parallel-rank"
+#: Bytes above which a request is prepared on a thread.
+LONG_BODY = 16_000
 
 
 async def serve(request: Request, dialect: Dialect, manager: Manager, settings: ServingSettings) -> Response:
@@ -43,7 +46,11 @@ async def serve(request: Request, dialect: Dialect, manager: Manager, settings: 
         parsed = parse_request(dialect.request_type, await read_json(request))
         if manager.tokenizer is None:
             raise RequestRejected("the server runs with --skip-tokenizer-init; post input_ids to /generate")
-        job = dialect.prepare(parsed, request.headers)
+        if len(await request.body()) > LONG_BODY:
+            # Rendering and tokenizing a long chat takes a while, and other streams must go on meanwhile.
+            job = await asyncio.to_thread(dialect.prepare, parsed, request.headers)
+        else:
+            job = dialect.prepare(parsed, request.headers)
         items = manager.generate_request(job.native, request.is_disconnected)
         if parsed.stream:
             return await open_stream(job, dialect, settings, items)
@@ -105,7 +112,6 @@ def make_job(
         stream=bool(request.stream),
         logprob_start_len=logprob_start_len,
         return_prompt_token_ids=bool(request.return_token_ids),
-        priority=request.priority,
         extra_key=_per_prompt("extra_key", request.extra_key, count),
         cache_salt=_per_prompt("cache_salt", request.cache_salt, count),
         routed_dp_rank=_dp_rank(request, headers),

@@ -6,7 +6,6 @@ is known to be wrong by then is an HTTP error.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -17,8 +16,6 @@ from sglang.srt.entrypoints.openai.serving_job import Dialect, Job, ServingSetti
 from sglang.srt.entrypoints.openai.usage import usage_of
 from sglang.srt.entrypoints.sse import EventStream, first_then
 from sglang.srt.messages.errors import RequestRejected
-
-logger = logging.getLogger(__name__)
 
 
 async def open_stream(
@@ -41,7 +38,6 @@ def _error_event(error: Exception, job: Job) -> dict[str, Any]:
     if isinstance(error, RequestRejected | ValueError):
         told = in_client_words(error, job.request)
     else:
-        logger.error("request %s failed in mid-stream", job.id, exc_info=error)
         told = RequestRejected("the server failed to finish this answer", 500, None, "InternalServerError")
     body = error_body(told.message, told.err_type, told.status_code, told.param)
     return {"error": {"object": "error", **body["error"]}}

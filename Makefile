@@ -92,7 +92,7 @@ lint-checks:
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	@for check in $(CHECKS); do $(PY) -P $$check; done
+	@for check in $(CHECKS); do $(PY) $$check; done
 
 lanes:
 	$(QUIET_THREADS) $(PY) -P scripts/run_suite.py

@@ -56,7 +56,7 @@ def hf_folder(cache: Path) -> Path:
     print(f"converting {gguf.name} once into {folder} ...", flush=True)
     named = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     model = AutoModelForCausalLM.from_pretrained(
-        **named, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        **named, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     )
     tokenizer = AutoTokenizer.from_pretrained(**named)
     unfinished = folder.with_suffix(".unfinished")

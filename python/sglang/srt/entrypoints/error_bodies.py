@@ -1,6 +1,7 @@
 """Owns how an error reads on the wire: one body that both kinds of clients understand, and the status names.
 
-Used by every route and by the authentication. It must not carry a traceback, a secret or a path of this machine.
+Used by every route and by the authentication. It must not carry a traceback, a secret or a path of this
+machine.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ def error_body(
     return {"object": "error", **flat, "error": dict(flat)}
 
 
-def json_response(
-    value: Any, status_code: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
+def json_response(value: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON answer; msgspec writes it several times faster than the standard library."""
     return Response(
         msgspec.json.encode(value), status_code=status_code, headers=headers, media_type="application/json"
@@ -56,17 +55,19 @@ def error_response(
     code: int | str | None = None,
 ) -> Response:
     """An error answer; 503 says when to come back."""
-    body = error_body(message, err_type or ERROR_TYPES.get(status_code), status_code if code is None else code, param)
+    body = error_body(
+        message, err_type or ERROR_TYPES.get(status_code), status_code if code is None else code, param
+    )
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status_code == 503 else None
     return json_response(body, status_code, headers)
 
 
 def rejected_response(error: Exception) -> Response:
-    """A refused or failed request (`RequestRejected`), or a `ValueError`, which is the caller's mistake by house rule."""
+    """A refused or failed request (`RequestRejected`), or a `ValueError`, which is the caller's mistake by
+    house rule.
+    """
     if isinstance(error, RequestRejected):
-        return error_response(
-            error.message, error.status_code, err_type=_type_of(error), param=error.param
-        )
+        return error_response(error.message, error.status_code, err_type=_type_of(error), param=error.param)
     return error_response(str(error), 400)
 
 

@@ -1,11 +1,10 @@
-"""Owns how a process of the engine opens what the published configuration names: the model's config and its tokenizer.
+"""Owns how a process opens what the published configuration names: the model's config and its tokenizer.
 
-Used by the rank's entry and by the doors, so that both sides read the same files the same way. It must not load weights.
+Used by the rank's entry and by the doors, so that both read the same files the same way. It must not load
+weights.
 """
 
 from __future__ import annotations
-
-import pathlib
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.model_path import resolve_model_path
@@ -30,16 +29,4 @@ def published_tokenizer(model_config: ModelConfig) -> Tokenizer | None:
     if serving.skip_tokenizer_init:
         return None
     path = resolve_model_path(serving.tokenizer_path) if serving.tokenizer_path else model_config.path
-    return load_tokenizer(
-        path, mode=serving.tokenizer_mode, chat_template=_template_text(serving.chat_template)
-    )
-
-
-def _template_text(chat_template: str | None) -> str | None:
-    """`--chat-template` names a jinja file; a template written out is taken as it is."""
-    if chat_template is None or "{" in chat_template:
-        return chat_template
-    path = pathlib.Path(chat_template).expanduser()
-    if not path.is_file():
-        raise ValueError(f"--chat-template {chat_template}: there is no such file; give a jinja file")
-    return path.read_text(encoding="utf-8")
+    return load_tokenizer(path, mode=serving.tokenizer_mode, chat_template=serving.chat_template)

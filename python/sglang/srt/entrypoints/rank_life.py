@@ -1,7 +1,7 @@
 """Owns what makes a rank process a good child: its pipes, its signals, its end when the parent is gone.
 
-Used by the rank's entry and by the fake rank of the tests. It must stay free of torch, so that a rank can be told to go
-from its first moment on.
+Used by the rank's entry and by the fake rank of the tests. It must stay free of torch, so that a rank can be
+told to go from its first moment on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pathlib
 import select
 import signal
 import threading
+import traceback
 from typing import NoReturn
 
 import msgspec
@@ -53,6 +54,12 @@ class RankLife:
         ).start()
         return life, config
 
+    def tell_failure(self, world_rank: int, error: BaseException) -> None:
+        """Last words: the cause, with its traceback for the server's log."""
+        trace = "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}"
+        self.say(io_struct.RankFailed(world_rank=world_rank, message=message, traceback=trace))
+
     def say(self, message: io_struct.RankReady | io_struct.RankFailed) -> None:
         """Tell the parent; it may be gone, then nobody needs to know."""
         try:
@@ -62,7 +69,9 @@ class RankLife:
 
 
 def _leave_with_parent(config_fd: int, config: RankConfig) -> NoReturn:
-    """End this process at once when the parent is gone: end-of-file, or (a fork of it kept the pipe) another parent."""
+    """End this process at once when the parent is gone: end-of-file, or (a fork of it kept the pipe) another
+    parent.
+    """
     poller = select.poll()
     poller.register(config_fd, select.POLLIN)
     while not poller.poll(1000):

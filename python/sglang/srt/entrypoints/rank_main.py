@@ -1,7 +1,7 @@
 """The entry of one rank process: publish, build the worker and the scheduler, say ready, run the loop, leave.
 
-Started by `managers/rank_processes.py` only. Floors above are wired together here and nowhere else; it must not resolve
-anything again and must not outlive its parent.
+Started by `managers/rank_processes.py` only. Floors above are wired together here and nowhere else; it must
+not resolve anything again and must not outlive its parent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.transport import unpack_configuration
@@ -59,12 +58,7 @@ def main(argv: list[str]) -> int:
         scheduler.run_event_loop()
     except Exception as error:
         logger.exception("Scheduler hit an exception:")
-        message = f"{type(error).__name__}: {error}"
-        life.say(
-            io_struct.RankFailed(
-                world_rank=config.world_rank, message=message, traceback=traceback.format_exc()
-            )
-        )
+        life.tell_failure(config.world_rank, error)
         return 1
     channel.close()
     return 0

@@ -1,7 +1,7 @@
 """Owns server-sent events as an ASGI answer: `data: {json}` blocks, closed by `data: [DONE]`.
 
-Used by the native and OpenAI routes. The first item is awaited by the route before this begins, so an early error is
-still an HTTP error. It must not know what an event means.
+Used by the native and OpenAI routes. The first item is awaited by the route before this begins, so an early
+error is still an HTTP error. It must not know what an event means.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from sglang.srt.messages.errors import RequestRejected
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +32,15 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends each item of `events` as it comes; whatever ends it, the source is closed (which aborts the request).
+    """Sends each item of `events` as it comes; whatever ends it, the source is closed (which aborts the
+    request).
 
     `on_error` turns an exception of the source into the last event.
     """
 
-    def __init__(self, events: AsyncIterator[Any], *, on_error: Callable[[Exception], dict[str, Any]]) -> None:
+    def __init__(
+        self, events: AsyncIterator[Any], *, on_error: Callable[[Exception], dict[str, Any]]
+    ) -> None:
         super().__init__()
         self._events = events
         self._on_error = on_error
@@ -45,8 +50,11 @@ class EventStream(Response):
         try:
             async for value in self._events:
                 await send({"type": "http.response.body", "body": event(value), "more_body": True})
+        except (RequestRejected, ValueError) as error:
+            last = event(self._on_error(error))
+            await send({"type": "http.response.body", "body": last, "more_body": True})
         except Exception as error:
-            logger.info("a stream ended early: %s: %s", type(error).__name__, error)
+            logger.exception("a stream failed")
             last = event(self._on_error(error))
             await send({"type": "http.response.body", "body": last, "more_body": True})
         finally:

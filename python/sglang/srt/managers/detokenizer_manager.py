@@ -1,7 +1,7 @@
 """Owns the texts of all running sequences: token outputs in, readable text out.
 
-A component of the server process, driven by the tokenizer manager for every message of the scheduler. It must not decide
-when a sequence ends; the scheduler says so and this cuts the text accordingly.
+A component of the server process, driven by the tokenizer manager for every message of the scheduler. It must
+not decide when a sequence ends; the scheduler says so and this cuts the text accordingly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class DetokenizerManager:
         limit = envs.SGLANG_DETOKENIZER_MAX_STATES.get()
         if len(self._states) + count > limit:
             raise RequestRejected(
-                f"the server keeps at most {limit} sequences in flight (SGLANG_DETOKENIZER_MAX_STATES); try again later",
+                f"the server keeps at most {limit} sequences in flight (SGLANG_DETOKENIZER_MAX_STATES); "
+                "try again later",
                 status_code=503,
                 err_type="ServiceUnavailableError",
             )

@@ -1,7 +1,8 @@
 """Owns the text of one running sequence: ids in, readable text out, piece by piece.
 
 Used by the detokenizer manager, one object per sequence. It never shows half a character or a piece of a stop
-string, and its joined pieces are what one decode of all ids gives. It must not know about requests or sockets.
+string, and its joined pieces are what one decode of all ids gives. It must not know about requests or
+sockets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
-#: When the window holds more ids than this, it moves on to a character border and keeps the last few as context.
+#: When the window holds more ids than this, it moves on to a character border and keeps the last few as
+#: context.
 _WINDOW = 24
 _CONTEXT = 6
 
@@ -35,8 +37,8 @@ class TokenDecoder(Protocol):
 class IncrementalDetokenizer:
     """Text of one sequence. `append` takes new ids, `text` is what may be shown by now.
 
-    Only a window of the last ids is decoded again at each step. It begins at a character border, so the text that it
-    adds does not depend on what came before.
+    Only a window of the last ids is decoded again at each step. It begins at a character border, so the text
+    that it adds does not depend on what came before.
     """
 
     __slots__ = (
@@ -95,7 +97,9 @@ class IncrementalDetokenizer:
         self._shown = len(self._text) - self._held_back()
 
     def finish(self, ids: Sequence[int], *, matched: int | str | None = None) -> None:
-        """Take the last ids. `matched` is the stop token (cut with its text) or the stop string that ended it."""
+        """Take the last ids. `matched` is the stop token (cut with its text) or the stop string that ended
+        it.
+        """
         ids = list(ids)
         if isinstance(matched, int) and not self._keep_stop and ids and ids[-1] == matched:
             ids.pop()
@@ -112,7 +116,8 @@ class IncrementalDetokenizer:
         window = self._tokenizer.decode(self._ids[self._window_start :], skip, spaces)
         pending = len(self._bytes.getstate()[0])
         if pending and not final:
-            # A begun character reads as one replacement mark or as one per byte; either way it is not shown yet.
+            # A begun character reads as one replacement mark or as one per byte; either way it is not shown
+            # yet.
             bare = window.rstrip(REPLACEMENT)
             window = window[: max(len(bare), len(window) - pending)]
         if len(window) > self._window_shown:
@@ -127,7 +132,8 @@ class IncrementalDetokenizer:
         if start <= self._window_start:
             return
         context = self._tokenizer.decode(self._ids[start:], skip, spaces)
-        # Not so where a decoder looks at a whole run of byte tokens: then the window waits for the next border.
+        # Not so where a decoder looks at a whole run of byte tokens: then the window waits for the next
+        # border.
         if self._text.endswith(context):
             self._window_start = start
             self._window_shown = len(context)

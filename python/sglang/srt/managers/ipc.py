@@ -1,7 +1,9 @@
-"""Owns the wires between the server process and its ranks: the socket folder and the two ends of each ZMQ pair.
+"""Owns the wires between the server process and its ranks: the socket folder and the two ends of each ZMQ
+pair.
 
-Used by whoever starts ranks (`SocketFolder`), by the request side (`ServerChannel`) and by a rank (`RankChannel`).
-Every message is one of `messages/io_struct.py`, in msgpack; it must not carry anything else and never blocks on a send.
+Used by whoever starts ranks (`SocketFolder`), by the request side (`ServerChannel`) and by a rank
+(`RankChannel`). Every message is one of `messages/io_struct.py`, in msgpack; it must not carry anything else
+and never blocks on a send.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ _folder_numbers = itertools.count()
 class SocketFolder:
     """A 0700 folder named by pid that holds the sockets and heartbeats of one engine.
 
-    The owner holds a lock inside it for as long as it lives, so a later start can tell a folder in use from one whose
-    owner was killed, also between containers that share a temporary folder but not their pids.
+    The owner holds a lock inside it for as long as it lives, so a later start can tell a folder in use from
+    one whose owner was killed, also between containers that share a temporary folder but not their pids.
     """
 
     def __init__(self) -> None:
@@ -91,7 +93,8 @@ def _address(folder: pathlib.Path, name: str) -> str:
     path = str(folder / name)
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         raise ValueError(
-            f"the socket path {path} is longer than {_MAX_SOCKET_PATH} bytes; set SGLANG_RUNTIME_DIR to a shorter folder"
+            f"the socket path {path} is longer than {_MAX_SOCKET_PATH} bytes; "
+            "set SGLANG_RUNTIME_DIR to a shorter folder"
         )
     return f"ipc://{path}"
 

@@ -1,4 +1,5 @@
-"""Owns what a rank process is told at birth, and the two pipes by which parent and rank speak before any socket exists.
+"""Owns what a rank process is told at birth, and the two pipes by which parent and rank speak before any
+socket exists.
 
 Written by `rank_processes.py`, read by the rank's entry. Frames are a length and msgpack; nothing is pickled.
 It must not start processes and must not resolve anything: the record arrives with its declared results.
@@ -16,7 +17,9 @@ _MAX_FRAME = 64 << 20
 
 
 class RankConfig(msgspec.Struct, kw_only=True):
-    """The configuration of one rank. `configuration` is the packed record with what resolution declared beside it."""
+    """The configuration of one rank. `configuration` is the packed record with what resolution declared
+    beside it.
+    """
 
     configuration: bytes
     world_rank: int

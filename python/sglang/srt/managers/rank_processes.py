@@ -1,7 +1,8 @@
 """Owns the rank processes of one engine: start, readiness, the watch over their lives, and the end.
 
-Used by the doors (server, Engine) and later by the data-parallel controller. Ranks are plain `python -m` children that
-get their configuration through a pipe; this module must not load a model, speak to a scheduler or install a signal handler.
+Used by the doors (server, Engine) and later by the data-parallel controller. Ranks are plain `python -m`
+children that get their configuration through a pipe; this module must not load a model, speak to a scheduler
+or install a signal handler.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class _Rank:
 
 
 class RankProcesses:
-    """All ranks of one engine. A thread watches them; `on_death` is called there, once, with the first cause."""
+    """All ranks of one engine. A thread watches them; `on_death` is called there, once, with the first
+    cause.
+    """
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class RankProcesses:
             return [rank.ready for rank in self._ranks if rank.ready]
 
     def stop(self, *, grace_s: float) -> None:
-        """End every rank: wait `grace_s` for the ones already told to leave, then end-of-file, then SIGKILL."""
+        """End every rank: wait `grace_s` for those told to leave, then end-of-file, then SIGKILL."""
         with self._changed:
             if self._stopped:
                 return
@@ -187,7 +190,8 @@ class RankProcesses:
         for rank in self._ranks:
             rank.process.wait()
 
-    # --- the watcher's thread -------------------------------------------------------------------------------------
+    # --- the watcher's thread
+    # -------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         poller = select.poll()
@@ -252,7 +256,9 @@ class RankProcesses:
 
 
 def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
-    """The environment of a rank: OpenMP threads share the cores and wait without spinning, unless the user says else."""
+    """The environment of a rank: OpenMP threads share the cores and wait without spinning, unless the user
+    says else.
+    """
     bound = cores_of_rank(rank, num_ranks)
     threads = max(1, cpu_count() // num_ranks) if bound is None else len(bound)
     return child_environment(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")

@@ -1,7 +1,8 @@
 """Owns what the server remembers of a request in flight, and the native answer built from it.
 
-One `CallState` per call of `generate_request`, one `SampleState` per sequence sent to the scheduler. Written by the
-tokenizer manager's receive loop, read by the waiting call. It must not send, decode text or know about HTTP.
+One `CallState` per call of `generate_request`, one `SampleState` per sequence sent to the scheduler. Written
+by the tokenizer manager's receive loop, read by the waiting call. It must not send, decode text or know about
+HTTP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Owns the reading of `SGLANG_CPU_OMP_THREADS_BIND`: core lists such as `0-15|16-31`, one per rank of this host.
+"""Owns the reading of `SGLANG_CPU_OMP_THREADS_BIND`: core lists such as `0-15|16-31`, one per rank of this
+host.
 
 Read by whoever starts ranks (thread count) and by a rank (affinity). It must not bind anything by itself.
 """
@@ -16,7 +17,8 @@ def cores_of_rank(rank: int, num_ranks: int) -> frozenset[int] | None:
     lists = parse_core_lists(text)
     if len(lists) != num_ranks:
         raise ValueError(
-            f"SGLANG_CPU_OMP_THREADS_BIND={text!r}: names cores for {len(lists)} ranks, and there are {num_ranks}"
+            f"SGLANG_CPU_OMP_THREADS_BIND={text!r}: names cores for {len(lists)} ranks, "
+            f"and there are {num_ranks}"
         )
     return lists[rank]
 

@@ -1,4 +1,5 @@
-"""Owns the pulse of one rank: a small memory-mapped file that says when its loop last turned and whether a forward runs.
+"""Owns the pulse of one rank: a small memory-mapped file that says when its loop last turned and whether a
+forward runs.
 
 Written by the scheduler loop of a rank, read by the server process for `/health` and the watchdog.
 It must not lock, allocate or call the kernel on the write path: a turn costs two stores.
@@ -11,13 +12,16 @@ import os
 import pathlib
 import time
 
-# Three 8-byte cells, each stored whole: [last turn (CLOCK_MONOTONIC seconds), 1.0 while a forward runs, turns so far].
+# Three 8-byte cells, each stored whole: [last turn (CLOCK_MONOTONIC seconds), 1.0 while a forward runs, turns
+# so far].
 _TURN, _IN_FORWARD, _COUNT = 0, 1, 2
 _SIZE = 3 * 8
 
 
 class Heartbeat:
-    """The writing side. CLOCK_MONOTONIC is one clock for all processes of a host, so the reader compares directly."""
+    """The writing side. CLOCK_MONOTONIC is one clock for all processes of a host, so the reader compares
+    directly.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._map = _open(path, create=True)

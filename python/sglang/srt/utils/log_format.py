@@ -1,7 +1,8 @@
 """Owns the shape of a log line: `[YYYY-mm-dd HH:MM:SS TPi] message`, with only the ranks that exist.
 
-Set up once per process by its entry (server, rank, Engine). User text must not be able to fake a line, so line breaks
-inside a message are escaped; only tracebacks, which logging appends itself, stay on several lines.
+Set up once per process by its entry (server, rank, Engine). User text must not be able to fake a line, so
+line breaks inside a message are escaped; only tracebacks, which logging appends itself, stay on several
+lines.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if not getattr(record, "many_lines", False):
-            record.message = escape_line_breaks(record.message)
+            record.message = escape_line_breaks(record.message.rstrip())
         return super().formatMessage(record)
 
 

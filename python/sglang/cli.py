@@ -1,0 +1,48 @@
+"""The `sglang` command: `sglang serve MODEL [flags]`, `sglang version`, `sglang help`.
+
+Installed as a console script. It must not import the engine before it knows what is asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from sglang.version import __version__
+
+HELP = """usage: sglang COMMAND [arguments]
+
+commands:
+  serve MODEL [flags]   start the server; MODEL is a folder, a .gguf file or an alias (also --model-path)
+                        `sglang serve --help` lists all flags
+  version               print the version
+  help                  print this
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; an unknown command is 2, as for an unknown flag."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments.pop(0) if arguments else ""
+    match command:
+        case "serve":
+            from sglang.srt.entrypoints.server_main import run_server
+            from sglang.srt.server_args import prepare_server_args
+
+            return run_server(prepare_server_args(arguments, positional_model=True))
+        case "version" | "--version":
+            print(__version__)
+            return 0
+        case "help" | "--help" | "-h":
+            print(HELP, end="")
+            return 0
+        case "":
+            print(HELP, end="", file=sys.stderr)
+            return 2
+        case _:
+            print(f"sglang: there is no command {command!r}; `sglang help` lists them", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

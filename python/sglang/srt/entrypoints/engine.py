@@ -1,0 +1,244 @@
+"""Owns `sgl.Engine`: the same engine without HTTP, inside the user's own process.
+
+Used by scripts and notebooks, with or without an event loop of their own. It installs no signal handler,
+never ends the user's process, needs no `__main__` guard, and raises with the cause once a rank has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
+from sglang.srt.entrypoints.generate_fields import parse_generate
+from sglang.srt.entrypoints.incremental_view import IncrementalView
+from sglang.srt.entrypoints.server_information import model_information, server_information
+from sglang.srt.managers.rank_processes import RANK_MODULE
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.runtime_context import get_serving
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.log_format import configure_logging
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Answer = dict[str, Any] | list[dict[str, Any]]
+
+
+class Engine:
+    """`Engine(model_path=..., **flags)`: every flag of the server that makes sense without HTTP, as a
+    keyword.
+
+    `Engine(server_args=record)` takes a record. Use it as a context manager, or call `shutdown`; leaving the
+    interpreter does it too.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        record = settings.pop("server_args", None)
+        rank_module = settings.pop("_rank_module", RANK_MODULE)
+        if record is None:
+            record = ServerArgs.from_kwargs(**{"log_level": "error", **settings})
+        elif settings:
+            raise ValueError(f"server_args stands alone; also given: {', '.join(sorted(settings))}")
+        configure_logging(record.log_level, logger_name="sglang")
+        resolve_at_the_door(record)
+        self.server_args: ServerArgs = record
+        self._runtime = _Runtime(record, rank_module)
+        # Runs at the latest when the interpreter leaves; holds no reference to this object.
+        self._finalizer = weakref.finalize(self, self._runtime.stop)
+        self.tokenizer_manager: TokenizerManager = self._runtime.manager
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """End the ranks and free everything; safe to call twice."""
+        self._finalizer()
+
+    # --- generation
+    # -----------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Answer | Iterator[dict[str, Any]]:
+        """One dict for one prompt, a list for a batch or n > 1; with `stream` an iterator of dicts.
+
+        `fields` are the other keys of `/generate` (`return_logprob`, `rid`, `cache_salt`, ...). `ValueError`
+        says what is wrong with the call, `RuntimeError` that it failed.
+        """
+        request = _fields(prompt, sampling_params, input_ids, stream, fields)
+        if stream:
+            return self._iterate(request)
+        return self._runtime.run(self._runtime.generate_whole(request))
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Answer | AsyncIterator[dict[str, Any]]:
+        """The same on the caller's event loop; with `stream` the awaited value is an async iterator."""
+        request = _fields(prompt, sampling_params, input_ids, stream, fields)
+        if stream:
+            return self._aiterate(request)
+        return await self._runtime.run_async(self._runtime.generate_whole(request))
+
+    def _iterate(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        items = self._runtime.generate_stream(request)
+        try:
+            while (item := self._runtime.run(_next_or_none(items))) is not None:
+                yield item
+        finally:
+            self._runtime.close_stream(items)
+
+    async def _aiterate(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        items = self._runtime.generate_stream(request)
+        try:
+            while (item := await self._runtime.run_async(_next_or_none(items))) is not None:
+                yield item
+        finally:
+            self._runtime.close_stream(items)
+
+    # --- control
+    # --------------------------------------------------------------------------------------------------
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """Abort by prefix of the rid, or all; an empty rid aborts nothing."""
+        manager = self.tokenizer_manager
+
+        async def abort() -> None:
+            manager.abort_request(rid, abort_all)
+
+        self._runtime.run(abort())
+
+    def flush_cache(self, timeout_s: float = 0.0) -> bool:
+        """Drop the prefix cache; False when requests are running."""
+        return self._runtime.run(self.tokenizer_manager.flush_cache(timeout_s)).success
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Resolved configuration without secrets, and the counters of the schedulers."""
+        return self._runtime.run(
+            server_information(self._runtime.core, self.tokenizer_manager, self.server_args)
+        )
+
+    def get_model_info(self) -> dict[str, Any]:
+        """The answer of `/model_info`."""
+        return model_information(self.tokenizer_manager, self.server_args)
+
+    def get_all_child_pids(self) -> list[int]:
+        """Process ids of the ranks."""
+        return self._runtime.core.ranks.pids
+
+
+class _Runtime:
+    """The engine's own event loop on its own thread: it runs beside whatever the user's thread does."""
+
+    def __init__(self, record: ServerArgs, rank_module: str) -> None:
+        self.core = EngineCore(record, role="engine", rank_module=rank_module)
+        self._incremental = get_serving().incremental_streaming_output
+        self._stopped: str | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-engine", daemon=True)
+        self._thread.start()
+        try:
+            self.manager = self.run(self.core.connect())
+        except BaseException:
+            self.stop()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` on the engine's loop and wait for it, from any other thread."""
+        if self._stopped:
+            work.close()
+            raise RuntimeError(self._stopped)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except RequestRejected as error:
+            raise _for_python(error) from error
+        except BaseException:
+            # Ctrl-C while waiting: the request must not go on without a reader.
+            future.cancel()
+            raise
+
+    async def run_async(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same without blocking the caller's event loop; cancelling the caller cancels the work."""
+        if self._stopped:
+            work.close()
+            raise RuntimeError(self._stopped)
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        except RequestRejected as error:
+            raise _for_python(error) from error
+
+    async def generate_whole(self, fields: dict[str, Any]) -> Answer:
+        """One answer, on the engine's loop."""
+        answer: Answer = {}
+        async for item in self.manager.generate_request(parse_generate(fields)):
+            answer = item
+        return answer
+
+    async def generate_stream(self, fields: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Pieces of an answer, on the engine's loop."""
+        view = IncrementalView() if self._incremental else None
+        async with contextlib.aclosing(self.manager.generate_request(parse_generate(fields))) as items:
+            async for item in items:
+                yield item if view is None else view.news(item)
+
+    def close_stream(self, items: AsyncIterator[dict[str, Any]]) -> None:
+        """Abort what a reader leaves behind; does not wait."""
+        if not self._stopped:
+            asyncio.run_coroutine_threadsafe(items.aclose(), self._loop)  # type: ignore[attr-defined]
+
+    def stop(self) -> None:
+        """End everything; no executor is used, because at interpreter exit none takes work any more."""
+        if self._stopped:
+            return
+        self._stopped = self.core.cause_of_death or "the engine was shut down"
+        asyncio.run_coroutine_threadsafe(self.core.begin_close(), self._loop).result()
+        self.core.stop_ranks()
+        asyncio.run_coroutine_threadsafe(self.core.finish_close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _fields(
+    prompt: Any, sampling_params: Any, input_ids: Any, stream: bool, fields: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "text": prompt,
+        "sampling_params": sampling_params,
+        "input_ids": input_ids,
+        "stream": stream,
+    } | fields
+
+
+def _for_python(error: RequestRejected) -> Exception:
+    """A mistake of the caller is a `ValueError`, everything else a `RuntimeError`."""
+    return ValueError(error.message) if 400 <= error.status_code < 500 else RuntimeError(error.message)
+
+
+async def _next_or_none(items: AsyncIterator[dict[str, Any]]) -> dict[str, Any] | None:
+    return await anext(items, None)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,207 @@
+"""Owns one running engine inside a door's process: socket folder, ranks, wire and tokenizer manager, from
+start to end.
+
+Used by the HTTP server and by `Engine`, which add their own ways in. It must not install signal handlers, end
+the process, or know about HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.arg_groups.pipeline import resolve
+from sglang.srt.arg_groups.public_values import short_description
+from sglang.srt.arg_groups.supported import refuse_unserved
+from sglang.srt.arg_groups.transport import pack_configuration
+from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
+from sglang.srt.environ import envs
+from sglang.srt.managers.ipc import ServerChannel, SocketFolder
+from sglang.srt.managers.rank_config import RankConfig
+from sglang.srt.managers.rank_processes import RANK_MODULE, RankProcesses
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.messages import io_struct
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.runtime_context import get_device, get_parallel, publish
+from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+#: How long ranks may take to leave after they were told to.
+STOP_GRACE_S = 5.0
+_SELF_TEST_TEXT = "The capital city of France is"
+_SELF_TEST_TOKENS = 8
+
+
+def resolve_at_the_door(record: ServerArgs) -> None:
+    """Decide every open field and refuse what is not served, before anything is started (`ValueError`)."""
+    resolve(record)
+    refuse_unserved(record)
+
+
+class EngineCore:
+    """A started engine. The constructor publishes the (resolved) record and starts the ranks; `connect`
+    waits for them.
+    """
+
+    def __init__(self, record: ServerArgs, *, role: str, rank_module: str = RANK_MODULE) -> None:
+        publish(record, role=role)
+        logger.info("server_args=%s", short_description(record))
+        self.started_at = time.monotonic()
+        self.manager: TokenizerManager | None = None
+        self.rank_infos: list[dict[str, Any]] = []
+        self._record = record
+        self._cause: str | None = None
+        self._on_death: Callable[[str], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._channel: ServerChannel | None = None
+        self._watchdog_timeout = get_device().watchdog_timeout
+        self.folder = SocketFolder()
+        try:
+            self.ranks = RankProcesses(
+                self._rank_configs(),
+                on_death=self._rank_died,
+                watchdog_timeout=self._watchdog_timeout,
+                module=rank_module,
+            )
+        except BaseException:
+            self.folder.remove()
+            raise
+
+    def _rank_configs(self) -> list[RankConfig]:
+        parallel = get_parallel()
+        world_size = parallel.tp_size * parallel.pp_size
+        packed = pack_configuration(self._record)
+        return [
+            RankConfig(
+                configuration=packed,
+                world_rank=rank,
+                world_size=world_size,
+                folder=str(self.folder.path),
+                listen=self.folder.rank_address(rank),
+                server=self.folder.server_address,
+                heartbeat=str(self.folder.heartbeat_path(rank)),
+                parent_pid=os.getpid(),
+            )
+            for rank in range(world_size)
+        ]
+
+    async def connect(self) -> TokenizerManager:
+        """Wait until all ranks are ready, then take up requests on this event loop."""
+        self._loop = asyncio.get_running_loop()
+        model_config = published_model_config()
+        # The tokenizer is read while the ranks read their weights.
+        tokenizer, ready = await asyncio.gather(
+            asyncio.to_thread(published_tokenizer, model_config), asyncio.to_thread(self.ranks.wait_ready)
+        )
+        self.rank_infos = [message.info for message in ready]
+        self._channel = ServerChannel(self.folder)
+        self.manager = TokenizerManager(
+            model_config=model_config,
+            tokenizer=tokenizer,
+            channel=self._channel,
+            rank_info=self.rank_infos[0],
+            on_broken=self._declare_dead,
+        )
+        self.manager.start()
+        if self._cause:
+            self._declare_dead(self._cause)
+        return self.manager
+
+    async def self_test(self) -> None:
+        """Generate a few tokens the way a request does; whatever is wrong raises here."""
+        manager = self.manager
+        if manager is None:
+            raise RuntimeError("connect() must come before self_test()")
+        timeout = envs.SGLANG_WARMUP_TIMEOUT.get()
+        request = GenerateReqInput(
+            text=_SELF_TEST_TEXT if manager.tokenizer is not None else None,
+            input_ids=[0] if manager.tokenizer is None else None,
+            sampling_params={"temperature": 0.0, "max_new_tokens": _self_test_tokens(manager)},
+            no_logs=True,
+        )
+        async with asyncio.timeout(600 if timeout < 0 else timeout):
+            async for _ in manager.generate_request(request):
+                pass
+            await manager.flush_cache()
+
+    # --- death and health
+    # -----------------------------------------------------------------------------------------
+
+    def notify_death(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(cause)` on the event loop when a rank has died (at once if one has)."""
+        self._on_death = callback
+        if self._cause:
+            callback(self._cause)
+
+    @property
+    def cause_of_death(self) -> str | None:
+        return self._cause
+
+    def _rank_died(self, cause: str) -> None:
+        """On the watcher's thread."""
+        self._cause = cause
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._declare_dead, cause)
+
+    def _declare_dead(self, cause: str) -> None:
+        self._cause = cause
+        if self.manager is not None:
+            self.manager.fail_all(cause)
+        if self._on_death is not None:
+            self._on_death(cause)
+
+    def why_unhealthy(self) -> str | None:
+        """None while every rank's loop turns; a running forward is allowed the watchdog's time."""
+        if self._cause:
+            return self._cause
+        allowed_idle = envs.SGLANG_HEALTH_CHECK_TIMEOUT.get()
+        for rank, heartbeat in enumerate(self.ranks.heartbeats):
+            allowed = max(self._watchdog_timeout, allowed_idle) if heartbeat.in_forward else allowed_idle
+            if heartbeat.age() > allowed:
+                return f"the loop of rank {rank} has not turned for {heartbeat.age():.0f} s"
+        return None
+
+    # --- end
+    # ------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End everything. Waiting for the ranks happens on a thread, so open connections can still be
+        answered.
+        """
+        await self.begin_close()
+        try:
+            await asyncio.to_thread(self.stop_ranks)
+        finally:
+            await self.finish_close()
+
+    async def begin_close(self) -> None:
+        """Fail what is open and tell the ranks to leave."""
+        if self.manager is not None:
+            await self.manager.stop()
+        if self._channel is not None:
+            self._channel.send(io_struct.ShutdownReq())
+
+    def stop_ranks(self) -> None:
+        """Wait for the ranks, on any thread; without an event loop this and the folder are all there is."""
+        told = self._channel is not None and not self._cause
+        self.ranks.stop(grace_s=STOP_GRACE_S if told else 0.0)
+        if self._channel is None:
+            self.folder.remove()
+
+    async def finish_close(self) -> None:
+        """Close the wire, on the event loop it belongs to, and take the folder away."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.folder.remove()
+
+
+def _self_test_tokens(manager: TokenizerManager) -> int:
+    """A pool or context of a few tokens (tests) must not fail the self-test."""
+    room = min(manager.limits.context_len, manager.limits.pool_tokens) // 2
+    return max(1, min(_SELF_TEST_TOKENS, room))

@@ -1,0 +1,164 @@
+"""Owns the routes that tell about the server and steer it: health, information, cache and abort.
+
+Included by the HTTP server. It must not show a secret: what it tells of the configuration comes from
+`public_values`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from sglang.srt.entrypoints.error_bodies import error_response, json_response, rejected_response
+from sglang.srt.entrypoints.openai.request_body import read_json
+from sglang.srt.entrypoints.server_information import model_information, server_information
+from sglang.srt.entrypoints.server_status import ServerStatus
+from sglang.srt.environ import envs
+from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.runtime_context import get_server_args
+from sglang.version import __version__
+
+_READ = ["GET", "HEAD"]
+
+
+def build_health_router(status: ServerStatus) -> APIRouter:
+    """What watchers ask: is it there, is it healthy, does it take work."""
+    router = APIRouter(tags=["health"])
+
+    def answer(why: str | None) -> Response:
+        return json_response({"status": "ok"}) if why is None else error_response(why, 503)
+
+    @router.api_route("/", methods=_READ)
+    async def hello() -> Response:
+        return PlainTextResponse(f"sglang {__version__} is running; see /docs for its routes\n")
+
+    @router.api_route("/ping", methods=_READ)
+    async def ping() -> Response:
+        return json_response({"status": "ok"})
+
+    @router.api_route("/health", methods=_READ)
+    async def health() -> Response:
+        return answer(status.why_unhealthy())
+
+    @router.api_route("/ready", methods=_READ)
+    async def ready() -> Response:
+        return answer(status.why_unhealthy())
+
+    @router.api_route("/health_generate", methods=_READ)
+    async def health_generate() -> Response:
+        why = status.why_unhealthy()
+        if why is None and envs.SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION.get():
+            why = await _why_not_generating(status)
+        return answer(why)
+
+    return router
+
+
+async def _why_not_generating(status: ServerStatus) -> str | None:
+    """Really generate one token."""
+    timeout = envs.SGLANG_HEALTH_CHECK_TIMEOUT.get()
+    probe = GenerateReqInput(
+        input_ids=[0], sampling_params={"max_new_tokens": 1, "temperature": 0.0}, no_logs=True
+    )
+    try:
+        async with asyncio.timeout(timeout):
+            async for _ in status.manager.generate_request(probe):
+                pass
+    except TimeoutError:
+        return f"Health check failed: no token within {timeout} s"
+    except (RequestRejected, ValueError) as error:
+        return f"Health check failed: {error}"
+    return None
+
+
+def build_info_router(status: ServerStatus) -> APIRouter:
+    """What the server is and how it is set up."""
+    router = APIRouter(tags=["information"])
+    record = get_server_args()
+
+    async def model_info() -> Response:
+        return json_response(model_information(status.manager, record))
+
+    async def server_info() -> Response:
+        try:
+            return json_response(
+                await server_information(status.core, status.manager, record) | {"status": status.phase.value}
+            )
+        except RequestRejected as error:
+            return rejected_response(error)
+
+    async def tokenizer_info() -> Response:
+        tokenizer = status.manager.tokenizer
+        if tokenizer is None:
+            return error_response("the server runs with --skip-tokenizer-init and has no tokenizer", 404)
+        names = ("eos_token", "bos_token", "pad_token", "chat_template")
+        return json_response({name: getattr(tokenizer, name) for name in names})
+
+    for path, endpoint in (
+        ("/model_info", model_info),
+        ("/get_model_info", model_info),
+        ("/server_info", server_info),
+        ("/get_server_info", server_info),
+        ("/tokenizer_info", tokenizer_info),
+    ):
+        router.add_api_route(path, endpoint, methods=["GET"])
+    return router
+
+
+def build_control_router(status: ServerStatus) -> APIRouter:
+    """What changes the state of the server."""
+    router = APIRouter(tags=["control"])
+
+    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache(request: Request) -> Response:
+        try:
+            timeout = _seconds(request.query_params.get("timeout", "0"))
+            await _optional_body(request)
+            answer = await status.manager.flush_cache(timeout)
+        except (RequestRejected, ValueError) as error:
+            return rejected_response(error)
+        if not answer.success:
+            return error_response(answer.message, 400)
+        return PlainTextResponse("Cache flushed.\n")
+
+    @router.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        try:
+            body = await _optional_body(request)
+            rid, abort_all = body.get("rid") or "", body.get("abort_all") or False
+            if not isinstance(rid, str):
+                raise RequestRejected(f"rid: must be a string, got {rid!r}", param="rid")
+            if not isinstance(abort_all, bool):
+                raise RequestRejected(
+                    f"abort_all: must be true or false, got {abort_all!r}", param="abort_all"
+                )
+            status.manager.abort_request(rid, abort_all)
+        except (RequestRejected, ValueError) as error:
+            return rejected_response(error)
+        return json_response({"success": True})
+
+    return router
+
+
+async def _optional_body(request: Request) -> dict[str, Any]:
+    """The JSON object of a control call; none at all is an empty one."""
+    if not await request.body():
+        return {}
+    body = await read_json(request)
+    if not isinstance(body, dict):
+        raise RequestRejected(f"the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= 3600.0:
+        raise RequestRejected(f"timeout: must be seconds from 0 to 3600, got {text!r}", param="timeout")
+    return seconds

@@ -1,0 +1,179 @@
+"""Owns the life of a served engine: resolve, listen, start, self-test, ready, drain, end, and the exit code.
+
+Called by `launch_server` and `sglang serve`. It is the only place that handles signals. It must not import
+the web framework before the ranks are starting, so that both load at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
+from sglang.srt.entrypoints.http_auth import AccessPolicy
+from sglang.srt.entrypoints.listen_socket import listen
+from sglang.srt.entrypoints.server_status import Phase, ServerStatus
+from sglang.srt.environ import envs
+from sglang.srt.managers.rank_processes import RANK_MODULE, RankDied
+from sglang.srt.runtime_context import get_serving
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.log_format import configure_logging
+
+if TYPE_CHECKING:
+    from sglang.srt.entrypoints.http_server import HttpServer
+
+logger = logging.getLogger(__name__)
+
+READY_LINE = "The server is fired up and ready to roll!"
+#: How long answers of failed requests may take to leave after a rank has died.
+_DEATH_GRACE_S = 1.0
+_DRAIN_LOG_INTERVAL_S = 5.0
+
+
+def run_server(record: ServerArgs, *, rank_module: str = RANK_MODULE) -> int:
+    """Serve until told to stop; returns the exit code: 0 after a stop by signal, 1 after a failure."""
+    try:
+        resolve_at_the_door(record)
+        sock = listen(record.host, record.port)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    configure_logging(record.log_level)
+    core = EngineCore(record, role="tokenizer", rank_module=rank_module)
+    try:
+        return asyncio.run(ServerLife(core, sock).run())
+    finally:
+        core.stop_ranks()
+
+
+class ServerLife:
+    """One server from its start to its exit code."""
+
+    def __init__(self, core: EngineCore, sock: socket.socket) -> None:
+        self._core = core
+        self._sock = sock
+        self._status = ServerStatus(core)
+        self._stop = asyncio.Event()
+        self._exit_code = 0
+        self._http: HttpServer | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number, act in ((signal.SIGTERM, self._on_sigterm), (signal.SIGINT, self._on_sigint)):
+            loop.add_signal_handler(number, act)
+        self._core.notify_death(self._on_death)
+        # The web framework is imported now, while the ranks load.
+        from sglang.srt.entrypoints.http_server import HttpServer, add_openai_routes, build_app
+
+        serving = get_serving()
+        address = self._sock.getsockname()
+        policy = AccessPolicy(
+            host=serving.host,
+            port=address[1],
+            api_key=serving.api_key,
+            admin_api_key=serving.admin_api_key,
+        )
+        app = build_app(self._status, policy)
+        self._http = http = HttpServer(app, self._sock)
+        serving_http = asyncio.create_task(http.run_until_told(), name="http")
+        starting = asyncio.create_task(
+            self._start(lambda: add_openai_routes(app, self._status)), name="start"
+        )
+        await self._stop.wait()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        http.should_exit = True
+        await serving_http
+        await self._core.close()
+        return self._exit_code
+
+    async def _start(self, add_routes) -> None:  # type: ignore[no-untyped-def]
+        try:
+            await self._core.connect()
+            add_routes()
+            if not get_serving().skip_server_warmup:
+                await self._core.self_test()
+        except RankDied:
+            return  # reported by the watcher
+        except Exception as error:
+            self._fail(f"Initialization failed. warmup error: {type(error).__name__}: {error}")
+            logger.debug("the start failed here", exc_info=True)
+            return
+        self._status.become(Phase.UP)
+        logger.info(READY_LINE)
+        logger.info("Try it:\n%s", self._example(), extra={"many_lines": True})
+
+    def _example(self) -> str:
+        """A command to paste; with a key set it names the header and not the key."""
+        serving = get_serving()
+        host, port = serving.host, self._sock.getsockname()[1]
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1"
+        scheme = "https" if serving.ssl_certfile else "http"
+        key = ' -H "Authorization: Bearer $KEY"' if serving.api_key else ""
+        body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        route = "/v1/chat/completions"
+        manager = self._status.manager
+        if manager.tokenizer is None:
+            route, body = "/generate", '{"input_ids": [1, 2, 3]}'
+        elif manager.tokenizer.chat_template is None:
+            route, body = "/v1/completions", '{"prompt": "The capital of France is"}'
+        return f"  curl {scheme}://{host}:{port}{route} -H 'Content-Type: application/json'{key} -d '{body}'"
+
+    # --- ends
+    # -----------------------------------------------------------------------------------------------------
+
+    def _on_sigterm(self) -> None:
+        if self._status.phase is Phase.DRAINING or envs.SGLANG_FORCE_SHUTDOWN.get():
+            logger.info("SIGTERM received; ending at once")
+            self._end_at_once()
+            return
+        logger.info("SIGTERM received; finishing the requests under way")
+        asyncio.get_running_loop().create_task(self._drain(), name="drain")
+
+    def _on_sigint(self) -> None:
+        logger.info("SIGINT received; shutting down")
+        self._end_at_once()
+
+    def _end_at_once(self) -> None:
+        self._status.become(Phase.DRAINING)
+        manager = self._core.manager
+        if manager is not None:
+            manager.fail_all("the server was shut down")
+        if self._http is not None:
+            self._http.force_exit = True
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """`/health` turns 503 at once, new requests are refused, the ones under way end normally."""
+        self._status.become(Phase.DRAINING)
+        manager = self._core.manager
+        if manager is not None:
+            manager.stop_accepting("the server is shutting down and takes no new requests")
+            since_log = _DRAIN_LOG_INTERVAL_S
+            while manager.num_open and not self._stop.is_set():
+                if since_log >= _DRAIN_LOG_INTERVAL_S:
+                    logger.info("Gracefully exiting... Remaining number of requests %d", manager.num_open)
+                    since_log = 0.0
+                await asyncio.sleep(0.05)
+                since_log += 0.05
+        self._stop.set()
+
+    def _on_death(self, cause: str) -> None:
+        self._fail(f"a scheduler process has died: {cause}")
+
+    def _fail(self, cause: str) -> None:
+        """The engine cannot go on: say why, let the answers of failed requests leave, end with code 1."""
+        if self._stop.is_set() or self._status.phase is Phase.DEAD:
+            return
+        logger.error(cause)
+        self._status.become(Phase.DEAD, cause)
+        self._exit_code = 1
+        manager = self._core.manager
+        if manager is not None:
+            manager.fail_all(cause)
+        asyncio.get_running_loop().call_later(_DEATH_GRACE_S if manager is not None else 0.0, self._stop.set)

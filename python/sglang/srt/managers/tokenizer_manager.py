@@ -1,0 +1,357 @@
+"""Owns every request between a door and the scheduler: check once, tokenize, send, collect, hand out.
+
+Used by the HTTP routes and the Engine on one event loop. Nothing of a request is sent before all of it is
+checked. It must not know about HTTP, and it never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.environ import envs
+from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+from sglang.srt.managers.request_control import ControlCalls
+from sglang.srt.managers.request_logger import RequestLogger
+from sglang.srt.managers.request_splitting import SinglePrompt, rejected, split_request
+from sglang.srt.managers.request_state import AnswerBuilder, CallState, SampleState
+from sglang.srt.managers.request_validation import (
+    RequestLimits,
+    check_whole_request,
+    finished_message,
+    sample_seed,
+    sampling_of,
+)
+from sglang.srt.messages import io_struct
+from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.runtime_context import get_device, get_observability, get_serving
+from sglang.srt.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+#: Texts longer than this (characters, all prompts of a call) are tokenized on a thread, beside the event
+#: loop.
+LONG_TEXT = 4000
+
+IsDisconnected = Callable[[], Awaitable[bool]]
+
+
+class Channel(Protocol):
+    """The wire to the scheduler."""
+
+    def send(self, message: io_struct.Message) -> None: ...
+
+    async def recv(self) -> io_struct.Message: ...
+
+
+class TokenizerManager:
+    """All requests in flight of one engine. `start` must be called on the event loop that then serves the
+    calls.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        channel: Channel,
+        rank_info: dict[str, Any],
+        on_broken: Callable[[str], None] | None = None,
+    ) -> None:
+        # Bags are kept, not copied: a second Engine in this process publishes its own and leaves these as
+        # they are.
+        self._serving = get_serving()
+        observability = get_observability()
+        self.model_config = model_config
+        self.tokenizer = tokenizer
+        self.rank_info = rank_info
+        self.served_model_name: str = self._serving.served_model_name
+        self.limits = RequestLimits(
+            context_len=rank_info.get("context_len", model_config.context_len),
+            vocab_size=rank_info.get("vocab_size", model_config.vocab_size),
+            pool_tokens=rank_info["max_total_num_tokens"],
+            allow_auto_truncate=self._serving.allow_auto_truncate,
+            has_tokenizer=tokenizer is not None,
+            sampling_defaults=(
+                model_config.generation_defaults if self._serving.sampling_defaults == "model" else {}
+            ),
+        )
+        self._channel = channel
+        self._on_broken = on_broken
+        self._detokenizer = DetokenizerManager(tokenizer)
+        self._samples: dict[str, SampleState] = {}
+        #: Aborted by us and not yet confirmed: their rids cannot be used again, or the confirmation would hit
+        #: the new one.
+        self._leaving: set[str] = set()
+        self._calls: set[CallState] = set()
+        self._control = ControlCalls(channel.send)
+        self._seeds = random.Random(get_device().random_seed)
+        self._closed_because: str | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._log = RequestLogger(
+            enabled=observability.log_requests,
+            level=observability.log_requests_level,
+            as_json=observability.log_requests_format == "json",
+        )
+
+    # --- life
+    # -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to receive, on the running loop."""
+        self._tasks = [
+            asyncio.create_task(self._receive(), name="tokenizer-manager-receive"),
+            asyncio.create_task(self._look_for_clients(), name="tokenizer-manager-clients"),
+        ]
+
+    async def stop(self) -> None:
+        """End the tasks; calls still open fail."""
+        self.fail_all("the engine was shut down")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def stop_accepting(self, why: str) -> None:
+        """New calls are answered 503 from now on; those under way go on."""
+        self._closed_because = self._closed_because or why
+
+    def fail_all(self, cause: str) -> None:
+        """The ranks are gone: every open and every later call fails with the cause."""
+        self._closed_because = cause
+        for call in list(self._calls):
+            call.fail(RequestRejected(cause, status_code=500, err_type="InternalServerError"))
+        self._control.fail_all(cause)
+
+    @property
+    def num_open(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
+    # --- generation
+    # -----------------------------------------------------------------------------------------------
+
+    async def generate_request(
+        self, obj: GenerateReqInput, is_disconnected: IsDisconnected | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Native answers. Streaming: one dict for each piece of news; else one dict, or one list for batch or
+        n > 1.
+
+        Raises `RequestRejected` (or `ValueError`) before anything is sent; later it raises `RequestRejected`
+        when the scheduler fails the request. However it ends, nothing of it goes on running.
+        """
+        messages = await self._prepare(obj)
+        call = self._open(obj, messages)
+        try:
+            self._log.received(obj)
+            builder = AnswerBuilder(
+                weight_version=self._serving.weight_version,
+                return_prompt_token_ids=obj.return_prompt_token_ids,
+                token_text=self._detokenizer.token_text if obj.return_text_in_logprobs else None,
+            )
+            is_list = obj.is_batch or len(call.samples) > 1
+            if obj.stream:
+                async for sample in self._news(call, is_disconnected):
+                    yield builder.answer(sample, with_index=is_list)
+            else:
+                async for _ in self._news(call, is_disconnected):
+                    pass
+                answers = [builder.answer(sample, with_index=False) for sample in call.samples]
+                yield answers if is_list else answers[0]
+            self._log.finished(obj, call)
+        finally:
+            self._close(call)
+
+    async def _prepare(self, obj: GenerateReqInput) -> list[io_struct.TokenizedGenerateReqInput]:
+        """Everything that can refuse a request, and the messages it becomes: prompt by prompt, n samples
+        each.
+        """
+        self._refuse_when_closed()
+        check_whole_request(obj)
+        prompts = split_request(obj)
+        try:
+            sampling = [sampling_of(prompt, self.limits) for prompt in prompts]
+            all_ids = await self._tokenize(prompts)
+            whole = [
+                finished_message(prompt, ids, params, self.limits)
+                for prompt, ids, params in zip(prompts, all_ids, sampling)
+            ]
+        except ValueError as error:
+            text = str(error)
+            field, colon, _ = text.partition(":")
+            raise RequestRejected(text, param=field if colon and field.isidentifier() else None) from error
+        messages = [sample for message in whole for sample in self._samples_of(message, obj.stream)]
+        self._refuse_when_closed()
+        return messages
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed_because is not None:
+            raise RequestRejected(self._closed_because, status_code=503, err_type="ServiceUnavailableError")
+
+    async def _tokenize(self, prompts: list[SinglePrompt]) -> list[list[int]]:
+        texts = [prompt.text for prompt in prompts if prompt.text is not None]
+        if not texts:
+            return [prompt.input_ids or [] for prompt in prompts]
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise rejected("text", "the server runs with --skip-tokenizer-init; send input_ids")
+
+        def encode() -> list[list[int]]:
+            return [tokenizer.encode(text) for text in texts]
+
+        if sum(map(len, texts)) > LONG_TEXT:
+            return await asyncio.to_thread(encode)
+        return encode()
+
+    def _samples_of(
+        self, whole: io_struct.TokenizedGenerateReqInput, stream: bool
+    ) -> list[io_struct.TokenizedGenerateReqInput]:
+        """The n sequences of one prompt: own rids and own seeds, everything else shared."""
+        params = whole.sampling_params
+        seed = params.sampling_seed if params.sampling_seed is not None else self._seeds.getrandbits(63)
+        samples = []
+        for i in range(params.n):
+            samples.append(
+                io_struct.TokenizedGenerateReqInput(
+                    rid=whole.rid if params.n == 1 else f"{whole.rid}_{i}",
+                    input_ids=whole.input_ids,
+                    sampling_params=msgspec.structs.replace(params, sampling_seed=sample_seed(seed, i)),
+                    stream=stream,
+                    return_logprob=whole.return_logprob,
+                    logprob_start_len=whole.logprob_start_len,
+                    top_logprobs_num=whole.top_logprobs_num,
+                    token_ids_logprob=whole.token_ids_logprob,
+                    extra_key=whole.extra_key,
+                )
+            )
+        return samples
+
+    def _open(self, obj: GenerateReqInput, messages: list[io_struct.TokenizedGenerateReqInput]) -> CallState:
+        """Register and send, in one go: no other call can take the same rids in between."""
+        seen: set[str] = set()
+        for message in messages:
+            if message.rid in self._samples or message.rid in self._leaving or message.rid in seen:
+                raise rejected("rid", f"{message.rid!r} is in use by a request in flight; choose another")
+            seen.add(message.rid)
+        self._detokenizer.check_room(len(messages))
+        call = CallState()
+        self._calls.add(call)
+        for index, message in enumerate(messages):
+            sample = SampleState(call, message, index)
+            call.samples.append(sample)
+            self._samples[message.rid] = sample
+            self._detokenizer.register(message.rid, message.sampling_params)
+        for message in messages:
+            self._channel.send(message)
+        return call
+
+    async def _news(
+        self, call: CallState, is_disconnected: IsDisconnected | None
+    ) -> AsyncGenerator[SampleState, None]:
+        """Samples with news, until all have ended."""
+        while True:
+            await call.bell.wait()
+            call.bell.clear()
+            if call.error is not None:
+                raise call.error
+            if call.look_for_client:
+                call.look_for_client = False
+                if is_disconnected is not None and await is_disconnected():
+                    logger.debug("the client of %s hung up", call.samples[0].rid)
+                    raise RequestRejected("the client closed the connection", status_code=499)
+            while call.news:
+                sample = call.news.popleft()
+                sample.dirty = False
+                yield sample
+            if call.finished and not call.news:
+                return
+
+    def _close(self, call: CallState) -> None:
+        """Forget a call; what of it still runs is aborted, each sequence by its own name."""
+        self._calls.discard(call)
+        for sample in call.samples:
+            if not sample.finished and self._samples.pop(sample.rid, None) is not None:
+                self._detokenizer.drop(sample.rid)
+                self._leaving.add(sample.rid)
+                self._channel.send(io_struct.AbortReq(rid=sample.rid, exact=True))
+
+    # --- control
+    # --------------------------------------------------------------------------------------------------
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """Abort by prefix of the rid, or all; an empty rid aborts nothing. What is aborted still answers."""
+        if abort_all or rid:
+            self._channel.send(io_struct.AbortReq(rid=rid, abort_all=abort_all))
+
+    async def flush_cache(self, timeout_s: float = 0.0) -> io_struct.FlushCacheReqOutput:
+        """Drop the prefix cache; with a timeout, wait so long for running requests to end."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            answer = await self._control.ask(lambda call_id: io_struct.FlushCacheReqInput(call_id=call_id))
+            if answer.success or asyncio.get_running_loop().time() >= deadline:
+                return answer
+            await asyncio.sleep(0.05)
+
+    async def get_internal_state(self) -> list[dict[str, Any]]:
+        """The schedulers' counters, one entry per replica."""
+        answer = await self._control.ask(lambda call_id: io_struct.GetInternalStateReq(call_id=call_id))
+        return [answer.state]
+
+    # --- what comes back
+    # ------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                self._handle(await self._channel.recv())
+        except Exception as error:
+            cause = f"a message of the scheduler could not be handled: {type(error).__name__}: {error}"
+            logger.exception(cause)
+            self.fail_all(cause)
+            if self._on_broken is not None:
+                self._on_broken(cause)
+
+    def _handle(self, message: io_struct.Message) -> None:
+        match message:
+            case io_struct.BatchTokenIDOutput():
+                for output in message.outputs:
+                    self._take(output, message.dp_rank)
+            case io_struct.FlushCacheReqOutput() | io_struct.GetInternalStateReqOutput():
+                self._control.answer(message)
+            case _:
+                raise RuntimeError(f"a {type(message).__name__} is not meant for the tokenizer manager")
+
+    def _take(self, output: io_struct.TokenOutput, dp_rank: int) -> None:
+        reason = output.finish_reason
+        sample = self._samples.get(output.rid)
+        if sample is None:
+            if reason is not None:
+                self._leaving.discard(output.rid)
+            return
+        sample.take(output, self._detokenizer.process(output), dp_rank)
+        if reason is not None:
+            del self._samples[output.rid]
+            self._detokenizer.drop(output.rid)
+            if reason.type == "abort" and reason.status_code is not None:
+                sample.call.fail(
+                    RequestRejected(
+                        reason.message or "the request failed",
+                        status_code=reason.status_code,
+                        err_type=reason.err_type or "BadRequestError",
+                    )
+                )
+        sample.call.announce(sample)
+
+    async def _look_for_clients(self) -> None:
+        """Wake every call now and then, so that one whose client has gone does not run to its end."""
+        while True:
+            await asyncio.sleep(envs.SGLANG_REQUEST_STATE_WAIT_TIMEOUT.get())
+            for call in self._calls:
+                call.look_for_client = True
+                call.bell.set()

@@ -51,7 +51,7 @@ class StopMatcher:
         if not 0 <= token_id < self._vocab_size:
             return FinishReason(
                 type="abort",
-                message=f"token id {token_id} was drawn: outside the vocabulary (0 <= id < {self._vocab_size})",
+                message=f"drawn token id {token_id} is outside the vocabulary (0 <= id < {self._vocab_size})",
                 status_code=500,
                 err_type="InternalServerError",
             )

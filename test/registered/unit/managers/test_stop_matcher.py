@@ -1,0 +1,140 @@
+"""When a request ends by itself: the order of the checks, stop strings over token borders, end ids,
+lengths.
+"""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=4, suite="unit-cpu")
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang.srt.batch.req import Req
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
+from sglang.test.mock_model import EOS_ID, SPECIAL_ID, Answer, FakeTokenizer, make_request, run
+
+New = Callable[..., Scheduler]
+
+
+def generate(scheduler: Scheduler, tokens: list[int], max_new_tokens: int = 50, **fields: object) -> Answer:
+    """A request whose model draws `tokens` one after another, then 'z' for ever."""
+    scheduler.worker.next_token = lambda ids: tokens[len(ids) - 1] if len(ids) <= len(tokens) else ord("z")
+    return run(scheduler, make_request("r", [1], max_new_tokens, **fields))["r"]
+
+
+def text(words: str) -> list[int]:
+    return list(words.encode())
+
+
+@pytest.mark.parametrize(
+    ("words", "stop", "length"),
+    [
+        ("abcEND more", ["END"], 6),
+        ("ENEND", ["END"], 5),
+        ("abcdefg", ["bcd", "cd"], 4),
+        ("DEFGX DEFGHIJ", ["DEFGHIJ"], 13),
+        ("xyz", ["x"], 1),
+        ("grüße!", ["üß"], 6),
+    ],
+)
+def test_a_stop_string_ends_a_request_with_the_token_that_completes_it(
+    new_scheduler: New, words: str, stop: list[str], length: int
+) -> None:
+    answer = generate(new_scheduler(), text(words), stop=stop)
+    assert answer.finish_reason is not None and answer.finish_reason.type == "stop"
+    assert answer.finish_reason.matched == stop[0] and len(answer.ids) == length
+
+
+def test_a_stop_string_may_begin_in_the_middle_of_a_token_and_end_in_another(new_scheduler: New) -> None:
+    # Token 256 + c reads " c".
+    answer = generate(
+        new_scheduler(), [256 + ord("a"), 256 + ord("b"), 256 + ord("c"), *text("def")], stop=["b cd"]
+    )
+    assert answer.finish_reason is not None and answer.finish_reason.matched == "b cd"
+    assert len(answer.ids) == 4
+
+
+def test_the_stop_string_that_is_complete_first_wins(new_scheduler: New) -> None:
+    answer = generate(new_scheduler(), [700, 701], stop=["0>", "<70", "<700>"])
+    assert answer.finish_reason is not None and answer.finish_reason.matched == "<70"
+    assert len(answer.ids) == 1
+
+
+def test_special_tokens_between_do_not_hide_a_stop_string(new_scheduler: New) -> None:
+    tokens = [*text("E"), *[SPECIAL_ID] * 30, *text("ND")]
+    answer = generate(new_scheduler(), tokens, stop=["END"])
+    assert answer.finish_reason is not None and answer.finish_reason.matched == "END"
+    answer = generate(new_scheduler(), tokens, stop=["END"], skip_special_tokens=False)
+    assert answer.finish_reason is not None and answer.finish_reason.type == "length"
+
+
+def test_end_ids_end_a_request_and_are_counted(new_scheduler: New) -> None:
+    answer = generate(new_scheduler(), [5, EOS_ID])
+    assert answer.ids == [5, EOS_ID] and answer.completion_tokens == 2
+    assert answer.finish_reason is not None and answer.finish_reason.matched == EOS_ID
+    answer = generate(new_scheduler(), [5, 6, 7], stop_token_ids=[6])
+    assert answer.ids == [5, 6] and answer.finish_reason is not None and answer.finish_reason.matched == 6
+
+
+def test_an_end_id_as_the_first_token_is_an_answer_of_one_token(new_scheduler: New) -> None:
+    answer = generate(new_scheduler(), [EOS_ID], return_logprob=True)
+    assert answer.ids == [EOS_ID] and len(answer.output_logprobs) == 1
+    assert answer.finish_reason is not None and answer.finish_reason.type == "stop"
+
+
+def test_ignore_eos_switches_stop_ids_off_too_and_makes_the_length_exact(new_scheduler: New) -> None:
+    answer = generate(new_scheduler(), [5, EOS_ID, 6, 7], 10, ignore_eos=True, stop_token_ids=[6])
+    assert len(answer.ids) == 10
+    assert answer.finish_reason is not None and answer.finish_reason.type == "length"
+    assert answer.finish_reason.length == 10
+
+
+def test_min_new_tokens_holds_back_end_ids_but_not_stop_text(new_scheduler: New) -> None:
+    answer = generate(new_scheduler(), [EOS_ID, 6, 6, EOS_ID], min_new_tokens=3, stop_token_ids=[6])
+    assert len(answer.ids) == 4 and answer.ids[-1] == EOS_ID
+    answer = generate(new_scheduler(), text("aSTOP"), min_new_tokens=20, stop=["STOP"])
+    assert answer.finish_reason is not None and answer.finish_reason.matched == "STOP"
+
+
+def test_a_stop_string_is_looked_at_before_an_end_id_and_that_before_the_length(new_scheduler: New) -> None:
+    answer = generate(new_scheduler(), text("ab"), 2, stop=["b"], stop_token_ids=[ord("b")])
+    assert answer.finish_reason is not None and answer.finish_reason.matched == "b"
+    answer = generate(new_scheduler(), text("ab"), 2, stop_token_ids=[ord("b")])
+    assert answer.finish_reason is not None and answer.finish_reason.matched == ord("b")
+
+
+def test_a_stop_string_without_a_tokenizer_is_refused_with_the_cure(new_scheduler: New) -> None:
+    scheduler = new_scheduler()
+    scheduler = Scheduler(scheduler.worker, tokenizer=None, channel=scheduler.channel)
+    got = run(scheduler, make_request("bad", [1], 4, stop=["x"]), make_request("ok", [1], 4))
+    assert got["bad"].finish_reason is not None and got["bad"].finish_reason.status_code == 400
+    assert "stop_token_ids" in (got["bad"].finish_reason.message or "") and len(got["ok"].ids) == 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tokens=st.lists(
+        st.sampled_from([*b"ab\xc3\xbc", 256 + ord("a"), 256 + ord("b"), 700, SPECIAL_ID]), max_size=40
+    ),
+    stop=st.lists(st.text("abü 7<", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_the_tail_finds_exactly_what_the_whole_text_shows(tokens: list[int], stop: list[str]) -> None:
+    """Token by token: a request ends at the first token after which the full text holds a stop string."""
+    tokenizer = FakeTokenizer()
+    matcher = StopMatcher(tokenizer, eos_token_ids=(), vocab_size=1000, context_len=1000)
+    message = make_request("r", [1], 1000, stop=stop)
+    from sglang.srt.batch.sampling_row import SamplingRow
+
+    req = Req(message, SamplingRow(message.sampling_params, 0, ()), 1000, 0)
+    for token in tokens:
+        req.output_ids.append(token)
+        shown = tokenizer.decode(req.output_ids)
+        reason = matcher.check(req)
+        assert (reason is not None) == any(one in shown for one in stop)
+        if reason is not None:
+            assert reason.matched in [one for one in stop if one in shown]
+            return

@@ -1,7 +1,9 @@
-"""Owns the seam between attention and everything else: the back end, the page layout it chooses, and the pool as it sees it.
+"""Owns the seam between attention and everything else: the back end, the page layout it chooses, and the pool
+as it sees it.
 
-Read by models (through `RadixAttention`), the KV pool and the model runner. It must not import `mem_cache`: the pool arrives as a
-protocol. Nobody but the back end may assume how a token's keys and values lie in a page.
+Read by models (through `RadixAttention`), the KV pool and the model runner. It must not import `mem_cache`:
+the pool arrives as a protocol. Nobody but the back end may assume how a token's keys and values lie in a
+page.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class KVSpec:
 
 
 class KVLayout(Protocol):
-    """How a back end lays out pages. The pool only counts pages; it never indexes into what `allocate` returns."""
+    """How a back end lays out pages. The pool only counts pages; it never indexes into what `allocate`
+    returns.
+    """
 
     def allocate(self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device) -> list[Any]:
         """Storage for `num_pages` pages of `page_size` tokens: one opaque object per layer."""
@@ -64,6 +68,10 @@ class AttentionBackend(ABC):
     """Plan once per batch, run once per layer."""
 
     kv_layout: KVLayout
+
+    @abstractmethod
+    def __init__(self, pool: KVPool, req_to_token: torch.Tensor) -> None:
+        """A back end over one pool and the table of slots [request rows, context]."""
 
     @abstractmethod
     def init_forward_metadata(self, batch: ForwardBatch) -> None:

@@ -1,0 +1,138 @@
+"""Owns the draw of one token from logits: which tokens stay, and which of them a random number picks.
+
+Read by the sampler. It must not know requests: it takes tensors and numbers. `draw_reference` says what is
+meant, one row at a time; `draw` gives the same ids for many rows and sorts only what it must.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+#: Tokens looked at before a row is sorted whole.
+_CANDIDATES = 256
+#: Rows worked on at once: float64 rows of a large vocabulary are big.
+_ROWS_AT_ONCE = 32
+
+
+def _mix(value: int) -> int:
+    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number in [0, 1) of place `position` in the stream of `seed`: a pure function of both."""
+    start = _mix((seed + _GOLDEN) & _MASK)
+    return (_mix((start + (position + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
+
+
+def draw_reference(
+    logits: torch.Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, u: float
+) -> int:
+    """Draw from one row of logits [vocab].
+
+    Tokens are ranked by probability, the lower id first where two are equal. What stays is the longest head
+    of that ranking within all three limits: `top_k` tokens (-1: all); the fewest tokens that together reach
+    `top_p`; tokens of at least `min_p` times the highest probability. All three look at the probabilities of
+    the whole vocabulary; the first token always stays. `u` in [0, 1) picks from the cumulated probabilities
+    of what stayed, in order of ids.
+    """
+    probs = torch.softmax(logits.double() / temperature, dim=-1)
+    ranked = torch.sort(probs, descending=True, stable=True)
+    before = ranked.values.cumsum(dim=-1) - ranked.values
+    keep = ranked.values >= min_p * ranked.values[0]
+    if top_p < 1.0:
+        keep &= before < top_p
+    if top_k > 0:
+        keep &= torch.arange(len(probs)) < top_k
+    keep[0] = True
+    kept = torch.zeros_like(probs)
+    kept[ranked.indices[keep]] = ranked.values[keep]
+    cumulated = kept.cumsum(dim=-1)
+    above = (cumulated > u * cumulated[-1]).nonzero()
+    return int(above[0]) if len(above) else int(kept.nonzero()[-1])
+
+
+def draw(
+    logits: torch.Tensor,
+    *,
+    temperature: list[float],
+    top_k: list[int],
+    top_p: list[float],
+    min_p: list[float],
+    u: list[float],
+) -> list[int]:
+    """Draw from each row of logits [rows, vocab]; a row's result does not depend on the other rows."""
+    ids: list[int] = []
+    for start in range(0, logits.shape[0], _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        heat = torch.tensor(temperature[part], dtype=torch.float64, device=logits.device)
+        probs = torch.softmax(logits[part].double().div_(heat[:, None]), dim=-1)
+        ids += _draw_part(probs, top_k[part], top_p[part], min_p[part], u[part])
+    return ids
+
+
+def _draw_part(
+    probs: torch.Tensor, top_k: list[int], top_p: list[float], min_p: list[float], u: list[float]
+) -> list[int]:
+    vocab = probs.shape[1]
+    picked = [-1] * len(u)
+    free = [i for i in range(len(u)) if not 0 < top_k[i] < vocab and top_p[i] >= 1.0 and min_p[i] <= 0.0]
+    if free:
+        rows = probs if len(free) == len(u) else probs[free]
+        for i, token in zip(free, _pick(rows, [u[i] for i in free]), strict=True):
+            picked[i] = token
+    filtered = [i for i in range(len(u)) if picked[i] < 0]
+    if filtered:
+        rows = probs if len(filtered) == len(u) else probs[filtered]
+        best = torch.topk(rows, min(_CANDIDATES, vocab), dim=-1)
+        for at, i in enumerate(filtered):
+            limits = (top_k[i], top_p[i], min_p[i])
+            kept = _kept(best.values[at], best.indices[at], limits, vocab)
+            if kept is None:
+                ranked = torch.sort(rows[at], descending=True, stable=True)
+                kept = _kept(ranked.values, ranked.indices, limits, vocab)
+                assert kept is not None
+            values, ids = kept
+            by_id = ids.argsort()
+            picked[i] = int(ids[by_id[_pick(values[by_id][None], [u[i]])[0]]])
+    return picked
+
+
+def _kept(
+    values: torch.Tensor, ids: torch.Tensor, limits: tuple[int, float, float], vocab: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The head of the ranking within the limits; None when these candidates (descending) do not show its
+    end for certain.
+    """
+    top_k, top_p, min_p = limits
+    keep = values >= min_p * values[0]
+    if top_p < 1.0:
+        keep &= values.cumsum(dim=-1) - values < top_p
+    count = max(1, int(keep.sum()))
+    if 0 < top_k < vocab:
+        count = min(count, top_k)
+    if len(values) < vocab:
+        # The end must lie before the last candidate and not cut through tokens as likely as that one: of
+        # those, more may follow with lower ids.
+        if count >= len(values) or bool(values[count - 1] == values[-1]):
+            return None
+        # Equal tokens come in any order here: rank them by id before the cut.
+        order = ids.argsort()
+        order = order[values[order].argsort(descending=True, stable=True)]
+        values, ids = values[order], ids[order]
+    return values[:count], ids[:count]
+
+
+def _pick(weights: torch.Tensor, u: list[float]) -> list[int]:
+    """Per row the first index whose cumulated weight exceeds `u` of the total."""
+    cumulated = weights.cumsum(dim=-1)
+    goal = torch.tensor(u, dtype=torch.float64, device=weights.device)[:, None] * cumulated[:, -1:]
+    picked = torch.searchsorted(cumulated, goal, right=True)[:, 0].tolist()
+    for row, index in enumerate(picked):
+        if index >= weights.shape[1]:  # u was so near 1 that the product rounded up to the total
+            picked[row] = int(weights[row].nonzero()[-1])
+    return picked

@@ -1,0 +1,226 @@
+"""Owns attention in plain torch operations over the paged cache: the reference, and quick on CPU.
+
+Chosen as `torch_native`. Requests with one new token are gathered into padded batches, whatever the batch
+calls itself; requests with more run one by one. It must not read a slot that the request does not own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, AttentionLayer, KVPool, KVSpec
+
+if TYPE_CHECKING:
+    from sglang.srt.batch.forward_batch import ForwardBatch
+
+#: A padded batch holds requests of at least half its longest length, so at most half of the work is padding;
+#: below this length another batch costs more than the padding.
+_MIN_LENGTH_TO_SPLIT = 256
+
+
+@dataclass(slots=True)
+class HeadMajorKV:
+    """Keys and values of one layer, each [kv heads, slots, head_dim]: what one head reads lies together."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class HeadMajorLayout:
+    """Slots follow one another within a head; a page is a run of `page_size` slots."""
+
+    def allocate(
+        self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device
+    ) -> list[HeadMajorKV]:
+        # Zeros: padding reads slot 0, and what it reads is multiplied by a zero probability.
+        shape = (spec.num_kv_heads, num_pages * page_size, spec.head_dim)
+        return [
+            HeadMajorKV(
+                torch.zeros(shape, dtype=spec.dtype, device=device),
+                torch.zeros(shape, dtype=spec.dtype, device=device),
+            )
+            for _ in range(spec.num_layers)
+        ]
+
+
+@dataclass(slots=True)
+class _SingleRows:
+    """Requests with one new token each, padded to the longest.
+
+    `rows` are their rows in the batch (None: all rows in order), `slots` the flat table [requests * length],
+    `mask` [kv heads * requests, 1, length] adds minus infinity to padding (None: nothing is padded).
+    """
+
+    count: int
+    length: int
+    rows: torch.Tensor | None
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class _ManyRows:
+    """One request with several new tokens: rows `first : first + count`, all its slots, and the causal mask
+    [count, length] (None: no prefix, plain causal).
+    """
+
+    first: int
+    count: int
+    slots: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+class TorchNativeBackend(AttentionBackend):
+    """Gather, multiply, softmax, multiply."""
+
+    kv_layout = HeadMajorLayout()
+
+    def __init__(self, pool: KVPool, req_to_token: torch.Tensor) -> None:
+        self.pool = pool
+        self.req_to_token = req_to_token
+        self._singles: list[_SingleRows] = []
+        self._many: list[_ManyRows] = []
+
+    # --- plan -----------------------------------------------------------------------------------------------
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+        """Sort the requests into padded batches and runs."""
+        self._singles, self._many = [], []
+        singles: list[int] = []  # requests with one new token
+        rows: list[int] = []  # and their rows
+        first = 0
+        for b, count in enumerate(batch.extend_lens):
+            if count == 1:
+                singles.append(b)
+                rows.append(first)
+            elif count > 1:
+                self._many.append(self._plan_many(batch, b, first, count))
+            first += count
+        lengths = [batch.seq_lens_list[b] for b in singles]
+        parts = _split_by_length(lengths)
+        whole = len(parts) == 1 and not self._many
+        for part in parts:
+            self._singles.append(self._plan_singles(batch, singles, rows, part, whole=whole))
+
+    def _plan_singles(
+        self, batch: ForwardBatch, singles: list[int], rows: list[int], part: list[int], *, whole: bool
+    ) -> _SingleRows:
+        device = batch.seq_lens.device
+        lengths = [batch.seq_lens_list[singles[i]] for i in part]
+        length = max(lengths)
+        table = batch.req_pool_indices
+        if not whole:
+            table = table[torch.tensor([singles[i] for i in part], device=device)]
+        slots = self.req_to_token[:, :length].index_select(0, table)
+        mask = None
+        if min(lengths) < length:
+            padding = torch.arange(length, device=device) >= torch.tensor(lengths, device=device)[:, None]
+            slots = slots.masked_fill_(padding, 0)
+            mask = torch.zeros(padding.shape, dtype=self.pool.spec.dtype, device=device)
+            mask = mask.masked_fill_(padding, float("-inf"))[:, None].repeat(
+                self.pool.spec.num_kv_heads, 1, 1
+            )
+        part_rows = None if whole else torch.tensor([rows[i] for i in part], device=device)
+        return _SingleRows(len(part), length, part_rows, slots.reshape(-1), mask)
+
+    def _plan_many(self, batch: ForwardBatch, b: int, first: int, count: int) -> _ManyRows:
+        length = batch.seq_lens_list[b]
+        if length == count:
+            return _ManyRows(first, count, None, None)
+        slots = self.req_to_token[batch.req_pool_indices[b], :length]
+        mask = torch.ones(count, length, dtype=torch.bool, device=slots.device).tril_(length - count)
+        return _ManyRows(first, count, slots, mask)
+
+    # --- run ------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> torch.Tensor:
+        kv: HeadMajorKV = self.pool.layer(layer.layer_id)
+        kv.k.index_copy_(1, batch.out_cache_loc, k.transpose(0, 1))
+        kv.v.index_copy_(1, batch.out_cache_loc, v.transpose(0, 1))
+        if len(self._singles) == 1 and self._singles[0].rows is None:
+            return self._run_singles(self._singles[0], q, kv, layer)
+        out = q.new_empty(q.shape[0], layer.num_heads * layer.head_dim)
+        for plan in self._singles:
+            assert plan.rows is not None
+            out[plan.rows] = self._run_singles(plan, q[plan.rows], kv, layer)
+        for run in self._many:
+            part = slice(run.first, run.first + run.count)
+            out[part] = self._run_many(run, q[part], k[part], v[part], kv, layer)
+        return out
+
+    def _run_singles(
+        self, plan: _SingleRows, q: torch.Tensor, kv: HeadMajorKV, layer: AttentionLayer
+    ) -> torch.Tensor:
+        """The query heads of one kv head are the rows of one product, so no key is repeated."""
+        heads, groups, dim = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
+        batches = heads * plan.count
+        queries = q.view(plan.count, heads, groups, dim).transpose(0, 1)  # [kv heads, requests, groups, dim]
+        k = kv.k.index_select(1, plan.slots).view(batches, plan.length, dim)
+        v = kv.v.index_select(1, plan.slots).view(batches, plan.length, dim)
+        if q.dtype == torch.float32:
+            queries = queries.reshape(batches, groups, dim)
+            if plan.mask is None:
+                scores = torch.bmm(queries, k.transpose(1, 2)).mul_(layer.scaling)
+            else:
+                scores = torch.baddbmm(plan.mask, queries, k.transpose(1, 2), alpha=layer.scaling)
+            out = torch.bmm(scores.softmax(dim=-1), v).view(heads, plan.count, groups, dim)
+        else:
+            # 16-bit products of this size are slow one by one; the fused kernel sums in float32.
+            shape = (heads, plan.count, plan.length, dim)
+            mask = None if plan.mask is None else plan.mask.view(heads, plan.count, 1, plan.length)
+            out = F.scaled_dot_product_attention(
+                queries, k.view(shape), v.view(shape), attn_mask=mask, scale=layer.scaling
+            )
+        return out.transpose(0, 1).reshape(plan.count, heads * groups * dim)
+
+    def _run_many(
+        self,
+        run: _ManyRows,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv: HeadMajorKV,
+        layer: AttentionLayer,
+    ) -> torch.Tensor:
+        heads, groups, dim = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
+        if run.slots is None:
+            keys, values = k.transpose(0, 1), v.transpose(0, 1)
+        else:
+            keys, values = kv.k.index_select(1, run.slots), kv.v.index_select(1, run.slots)
+        queries = q.view(run.count, heads, groups, dim).permute(1, 2, 0, 3)  # [kv heads, groups, rows, dim]
+        shape = (heads, groups, keys.shape[1], dim)
+        out = F.scaled_dot_product_attention(
+            queries,
+            keys[:, None].expand(shape),
+            values[:, None].expand(shape),
+            attn_mask=run.mask,
+            is_causal=run.mask is None,
+            scale=layer.scaling,
+        )
+        return out.permute(2, 0, 1, 3).reshape(run.count, heads * groups * dim)
+
+
+def _split_by_length(lengths: list[int]) -> list[list[int]]:
+    """Indices into `lengths`, split so that no part is padded to more than twice a member's length (short
+    ones apart). One part keeps the given order.
+    """
+    if not lengths:
+        return []
+    longest = max(lengths)
+    if longest < _MIN_LENGTH_TO_SPLIT or min(lengths) * 2 >= longest:
+        return [list(range(len(lengths)))]
+    parts: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if parts:
+            limit = lengths[parts[-1][0]]
+            if limit < _MIN_LENGTH_TO_SPLIT or lengths[i] * 2 >= limit:
+                parts[-1].append(i)
+                continue
+        parts.append([i])
+    return parts

@@ -1,0 +1,26 @@
+"""Owns Llama 3's stretched frequencies: long waves are slowed by a factor, short ones are left, with a smooth
+way between.
+
+Built by `get_rope`. It must not read a config file: the parameters arrive checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang.srt.configs.rope_scaling import llama3_factors
+from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+
+
+class Llama3RotaryEmbedding(RotaryEmbedding):
+    """Plain frequencies divided by the factor of their wave length."""
+
+    def __init__(self, head_dim: int, theta: float, dtype: torch.dtype, scaling: dict[str, Any]) -> None:
+        self._scaling = scaling
+        super().__init__(head_dim, theta, dtype)
+
+    def _frequencies(self) -> torch.Tensor:
+        factors = llama3_factors(self._scaling, self.theta, self.head_dim)
+        return super()._frequencies() / torch.tensor(factors)

@@ -1,0 +1,56 @@
+"""Owns one rank's model, cache and attention back end, and runs a forward over them.
+
+Built by the tensor-parallel worker. It composes and decides nothing itself; it keeps no tensor-parallel group
+(layers ask the context in the scope that runs) and does not sample.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang.srt.batch.forward_batch import ForwardBatch
+from sglang.srt.batch.forward_context import ForwardContext
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.attention.attention_registry import kv_layout_of, make_attention_backend
+from sglang.srt.layers.attention.base_attn_backend import KVSpec
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
+    published_attention_backend,
+)
+from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import make_kv_pools
+from sglang.srt.model_executor.model_runner_components.load_model import build_model, published_dtype
+from sglang.srt.platforms import available_memory_bytes
+from sglang.srt.runtime_context import get_device
+
+
+class ModelRunner:
+    """A loaded model with its pools; `forward` takes a batch and gives logits."""
+
+    def __init__(self, model_config: ModelConfig) -> None:
+        self.model_config = model_config
+        self.device = torch.device(get_device().device or "cpu")
+        self.dtype = published_dtype()
+        backend = published_attention_backend()
+        before = available_memory_bytes()
+        self.model = build_model(model_config, dtype=self.dtype, device=self.device)
+        self.pools = make_kv_pools(
+            self._kv_spec(),
+            kv_layout_of(backend),
+            context_len=model_config.context_len,
+            device=self.device,
+            available_before=before,
+            available_now=available_memory_bytes(),
+        )
+        self.attn_backend = make_attention_backend(
+            backend, self.pools.kv, self.pools.req_to_token.req_to_token
+        )
+
+    def _kv_spec(self) -> KVSpec:
+        """This rank's share of heads, as the layers have it."""
+        return KVSpec(*self.model.kv_shape(), self.dtype)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
+        """Plan once, run all layers, give the logits that are needed."""
+        self.attn_backend.init_forward_metadata(batch)
+        return self.model(ForwardContext(batch, self.attn_backend))

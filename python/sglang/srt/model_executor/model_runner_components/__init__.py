@@ -1,0 +1,1 @@
+"""Parts of the model runner, each one step of bringing a model up."""

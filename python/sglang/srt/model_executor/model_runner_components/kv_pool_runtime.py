@@ -1,0 +1,121 @@
+"""Owns the size of the key/value pool and of the request table, and makes both.
+
+Called once by the model runner, after the weights are loaded. It must not lay pages out (the attention back
+end's layout does) nor hand slots out (the allocator does).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from sglang.srt.arg_groups.schedule_hook import default_rows
+from sglang.srt.constants import CPU_KV_POOL_MAX_BYTES, CPU_KV_POOL_SHARE
+from sglang.srt.layers.attention.base_attn_backend import KVLayout, KVSpec
+from sglang.srt.mem_cache.allocator import SlotAllocator, make_slot_allocator
+from sglang.srt.mem_cache.memory_pool import PagedKVPool, ReqToTokenPool
+from sglang.srt.runtime_context import get_parallel, get_schedule
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KVPools:
+    """What one rank caches into."""
+
+    kv: PagedKVPool
+    req_to_token: ReqToTokenPool
+    allocator: SlotAllocator
+
+
+def ranks_on_this_host() -> int:
+    """Ranks that share the memory of this machine: replicas x pipeline x tensor, over the machines."""
+    parallel = get_parallel()
+    replicas = 1 if parallel.enable_dp_attention else parallel.dp_size
+    return max(1, replicas * parallel.pp_size * parallel.tp_size // parallel.nnodes)
+
+
+def pool_budget_bytes(
+    *, available_before: int, available_now: int, mem_fraction: float | None, ranks: int
+) -> int:
+    """Bytes that one rank may give to keys and values.
+
+    Without a fraction: the smaller of 2 GiB and a quarter of what is available now, over all ranks. With one:
+    that share of what was available before the weights were loaded, less what they took.
+    """
+    if mem_fraction is None:
+        return min(CPU_KV_POOL_MAX_BYTES, int(available_now * CPU_KV_POOL_SHARE)) // ranks
+    return int(available_before * mem_fraction) // ranks - max(0, available_before - available_now)
+
+
+def pool_tokens(
+    *, budget_bytes: int, bytes_per_token: int, page_size: int, max_total_tokens: int | None, useful: int
+) -> int:
+    """Tokens of the pool, a multiple of the page size: what fits, at most what was asked, and no more than
+    `useful` (all requests at full length).
+    """
+    fitting = max(0, budget_bytes) // bytes_per_token
+    tokens = min(fitting, useful)
+    if max_total_tokens is not None:
+        if max_total_tokens > fitting:
+            logger.warning(
+                "max_total_tokens=%d exceeds what the memory holds; the pool gets %d tokens",
+                max_total_tokens,
+                fitting,
+            )
+        tokens = min(fitting, max_total_tokens)
+    tokens -= tokens % page_size
+    if tokens < page_size:
+        raise ValueError(
+            f"the KV pool has no room for one page of {page_size} tokens: memory holds {fitting} tokens of "
+            f"{bytes_per_token} bytes, max_total_tokens is {max_total_tokens}; raise --mem-fraction-static or "
+            "--max-total-tokens, or lower --page-size"
+        )
+    return tokens
+
+
+def make_kv_pools(
+    spec: KVSpec,
+    layout: KVLayout,
+    *,
+    context_len: int,
+    device: torch.device,
+    available_before: int,
+    available_now: int,
+) -> KVPools:
+    """Size and make the pools of this rank from the published flags."""
+    schedule = get_schedule()
+    page_size = schedule.page_size or 1
+    rows = schedule.max_running_requests or default_rows(context_len, schedule.max_total_tokens)
+    budget = pool_budget_bytes(
+        available_before=available_before,
+        available_now=available_now,
+        mem_fraction=schedule.mem_fraction_static,
+        ranks=ranks_on_this_host(),
+    )
+    pages_per_request = -(-context_len // page_size)
+    tokens = pool_tokens(
+        budget_bytes=budget,
+        bytes_per_token=spec.bytes_per_token,
+        page_size=page_size,
+        max_total_tokens=schedule.max_total_tokens,
+        useful=rows * pages_per_request * page_size,
+    )
+    pages = tokens // page_size
+    logger.info(
+        "KV cache is allocated. tokens=%d, pages=%d of %d, %s, %.1f MiB",
+        tokens,
+        pages,
+        page_size,
+        str(spec.dtype).removeprefix("torch."),
+        tokens * spec.bytes_per_token / _MIB,
+    )
+    return KVPools(
+        kv=PagedKVPool(pages, page_size, layout, spec, device),
+        req_to_token=ReqToTokenPool(min(rows, tokens), context_len, device),
+        allocator=make_slot_allocator(pages, page_size),
+    )

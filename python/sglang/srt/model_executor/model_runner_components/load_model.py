@@ -1,0 +1,42 @@
+"""Owns the making of a model: its class, its type of computation, its weights.
+
+Called once by the model runner. It must not decide which files are read: the loader does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.model_loader.loader import load_model
+from sglang.srt.models.common.decoder import DecoderForCausalLM
+from sglang.srt.models.registry import model_class
+from sglang.srt.runtime_context import get_model, get_parallel
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def published_dtype() -> torch.dtype:
+    """The type of computation in force; resolution has made `auto` one of the three."""
+    name = get_model().dtype
+    if name not in _DTYPES:
+        raise RuntimeError(
+            f"dtype is {name!r}: resolve the arguments first, or publish one of {', '.join(_DTYPES)}"
+        )
+    return _DTYPES[name]
+
+
+def build_model(model_config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> DecoderForCausalLM:
+    """The model with its weights loaded, ready for forwards."""
+    with torch.device(device):
+        model = model_class(model_config.architecture)(model_config, dtype=dtype)
+    load_model(
+        model,
+        model_config,
+        load_format=get_model().load_format,
+        dtype=dtype,
+        show_progress=get_parallel().tp_rank == 0 and sys.stderr.isatty(),
+    )
+    return model.eval()

@@ -1,0 +1,57 @@
+"""Owns what the scheduler sees of a rank: sizes, pools, and one call that turns a batch into tokens.
+
+Built by the rank process after publishing; read by the scheduler. It must not schedule, and holds no request
+state: whatever a row needs arrives with the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.messages.io_struct import TokenLogprob
+from sglang.srt.model_executor.model_runner import ModelRunner
+
+
+class TpModelWorker:
+    """One rank's model behind the scheduler's interface."""
+
+    def __init__(self, model_config: ModelConfig) -> None:
+        self.model_config = model_config
+        self.model_runner = ModelRunner(model_config)
+        self.sampler = Sampler()
+        pools = self.model_runner.pools
+        self.page_size = pools.kv.page_size
+        self.max_total_num_tokens = pools.kv.size
+        self.vocab_size = model_config.vocab_size
+        self.context_len = model_config.context_len
+        self.req_to_token_pool = pools.req_to_token
+        self.token_to_kv_pool_allocator = pools.allocator
+
+    @torch.inference_mode()
+    def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult:
+        """Run the model over the batch and draw a token for every request that is complete."""
+        if batch.batch_size == 0:
+            return GenerationBatchResult([], [], None, None)
+        return self._sample(batch, self.model_runner.forward(batch))
+
+    def _sample(self, batch: ForwardBatch, output: LogitsProcessorOutput) -> GenerationBatchResult:
+        asks = batch.logprob_asks
+        tokens: list[int | None] = [None] * batch.batch_size
+        failures = list(output.failures)
+        logprobs: list[TokenLogprob | None] | None = None if asks is None else [None] * batch.batch_size
+        if output.drawing:
+            rows = [row for row in batch.sampling_rows if row is not None]
+            drawn = self.sampler(
+                output.logits, rows, None if asks is None else [asks[b] for b in output.drawing]
+            )
+            for at, b in enumerate(output.drawing):
+                failures[b] = failures[b] or drawn.failures[at]
+                if failures[b] is None:
+                    tokens[b] = drawn.token_ids[at]
+                    if logprobs is not None:
+                        logprobs[b] = drawn.logprobs[at]
+        return GenerationBatchResult(tokens, failures, logprobs, output.input_logprobs)

@@ -1,0 +1,1 @@
+"""Model architectures, reached by the checkpoint's architecture name through the registry."""

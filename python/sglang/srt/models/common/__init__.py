@@ -1,0 +1,1 @@
+"""Decoder parts that several architectures share."""

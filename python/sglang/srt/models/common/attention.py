@@ -1,0 +1,73 @@
+"""Owns the self-attention block of a decoder layer: fused projection, optional head norms, rotation,
+attention, output projection.
+
+Read by decoder layers. It must not know pages or batches; those pass through to the back end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sglang.srt.batch.forward_context import ForwardContext
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
+from sglang.srt.layers.quantization.base_config import QuantizationConfig
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.layers.rotary_embedding import apply_rotary
+from sglang.srt.layers.rotary_embedding.base import CosSin
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with rotary positions; `head_norms` adds an RMSNorm over each query and key
+    head.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        config: ModelConfig,
+        quant: QuantizationConfig,
+        layer_id: int,
+        *,
+        dtype: torch.dtype,
+        head_norms: bool,
+    ) -> None:
+        super().__init__()
+        dim = self.head_dim = config.head_dim
+        self.qkv_proj = QKVParallelLinear(
+            prefix,
+            config.hidden_size,
+            dim,
+            config.num_heads,
+            config.num_kv_heads,
+            method=quant.linear_method(f"{prefix}.qkv_proj"),
+            dtype=dtype,
+            bias=config.attention_bias,
+        )
+        self.o_proj = RowParallelLinear(
+            f"{prefix}.o_proj",
+            config.num_heads * dim,
+            config.hidden_size,
+            method=quant.linear_method(f"{prefix}.o_proj"),
+            dtype=dtype,
+            bias=config.attention_bias,
+            axis="attn_tp",
+        )
+        self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        self.attn = RadixAttention(self.num_heads, dim, dim**-0.5, self.num_kv_heads, layer_id)
+        self.q_norm = self.k_norm = None
+        if head_norms:
+            self.q_norm = RMSNorm(f"{prefix}.q_norm", dim, config.rms_norm_eps, dtype=dtype)
+            self.k_norm = RMSNorm(f"{prefix}.k_norm", dim, config.rms_norm_eps, dtype=dtype)
+
+    def forward(self, x: torch.Tensor, cos_sin: CosSin, ctx: ForwardContext) -> torch.Tensor:
+        turned = self.num_heads + self.num_kv_heads
+        heads = self.qkv_proj(x).view(x.shape[0], turned + self.num_kv_heads, self.head_dim)
+        qk, v = heads[:, :turned], heads[:, turned:]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        qk = apply_rotary(qk, cos_sin)
+        return self.o_proj(self.attn(qk[:, : self.num_heads], qk[:, self.num_heads :], v, ctx))

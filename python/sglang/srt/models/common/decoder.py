@@ -1,0 +1,130 @@
+"""Owns the decoder-only model: embedding, layers over one residual stream, last norm, head, loading.
+
+Read by architecture files, which say how their layers differ. It must not know back ends, pages or requests,
+nor file formats: weights arrive as items under Hugging Face names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from sglang.srt.batch.forward_context import ForwardContext
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
+from sglang.srt.layers.parameter import WeightItem, WeightLedger
+from sglang.srt.layers.quantization.base_config import QuantizationConfig
+from sglang.srt.layers.quantization.unquant import UnquantizedConfig
+from sglang.srt.layers.rotary_embedding import get_rope
+from sglang.srt.layers.rotary_embedding.base import CosSin
+from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from sglang.srt.models.common.attention import SelfAttention
+from sglang.srt.models.common.mlp import GatedMLP
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each after a norm and added to the residual stream."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        quant: QuantizationConfig,
+        layer_id: int,
+        *,
+        dtype: torch.dtype,
+        head_norms: bool,
+    ) -> None:
+        super().__init__()
+        prefix = f"model.layers.{layer_id}"
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(f"{prefix}.input_layernorm", hidden, eps, dtype=dtype)
+        self.self_attn = SelfAttention(
+            f"{prefix}.self_attn", config, quant, layer_id, dtype=dtype, head_norms=head_norms
+        )
+        self.post_attention_layernorm = RMSNorm(
+            f"{prefix}.post_attention_layernorm", hidden, eps, dtype=dtype
+        )
+        self.mlp = GatedMLP(f"{prefix}.mlp", config, quant, dtype=dtype)
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, cos_sin: CosSin, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """`x` is what the layer before still has to add to `residual` (None for the first layer); the
+        residual stream is changed in place and this layer's own last part is returned.
+        """
+        norm = self.input_layernorm
+        x = norm(residual) if x is None else norm.add(x, residual)
+        x = self.self_attn(x, cos_sin, ctx)
+        return self.mlp(self.post_attention_layernorm.add(x, residual))
+
+
+class DecoderModel(nn.Module):
+    """ids and positions [num_tokens] -> hidden states after the last norm [num_tokens, hidden]."""
+
+    def __init__(
+        self, config: ModelConfig, quant: QuantizationConfig, *, dtype: torch.dtype, head_norms: bool
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(
+            "model.embed_tokens", config.vocab_size, config.hidden_size, dtype=dtype
+        )
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, quant, i, dtype=dtype, head_norms=head_norms)
+            for i in range(config.num_layers)
+        )
+        self.norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.rotary = get_rope(config.head_dim, config.rope_theta, config.rope_scaling, dtype)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        residual = self.embed_tokens(input_ids)
+        cos_sin = self.rotary(positions)
+        x = None
+        for layer in self.layers:
+            x = layer(x, residual, cos_sin, ctx)
+        return self.norm(residual) if x is None else self.norm.add(x, residual)
+
+
+class DecoderForCausalLM(nn.Module):
+    """A decoder with a head; architectures set `head_norms`."""
+
+    head_norms = False
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: torch.dtype, quant: QuantizationConfig | None = None
+    ) -> None:
+        super().__init__()
+        quant = quant or UnquantizedConfig()
+        self.config = config
+        self.model = DecoderModel(config, quant, dtype=dtype, head_norms=self.head_norms)
+        self.lm_head = ParallelLMHead(
+            "lm_head",
+            config.vocab_size,
+            config.hidden_size,
+            dtype=dtype,
+            tied_to=self.model.embed_tokens if config.tie_word_embeddings else None,
+        )
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+
+    def forward(self, ctx: ForwardContext) -> LogitsProcessorOutput:
+        batch = ctx.batch
+        hidden = self.model(batch.input_ids, batch.positions, ctx)
+        return self.logits_processor(hidden, self.lm_head, batch)
+
+    def kv_shape(self) -> tuple[int, int, int]:
+        """(layers, key/value heads, head size) that this rank caches."""
+        attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
+        return len(attentions), attentions[0].num_kv_heads, attentions[0].head_dim
+
+    def load_weights(self, items: Iterable[WeightItem]) -> None:
+        """Fill every parameter exactly once.
+
+        Some savers write a tied head a second time as `lm_head.weight`. The config says that both are one
+        tensor, so that copy is not read; its shape must fit.
+        """
+        spare: dict[str, tuple[int, ...]] = {}
+        if self.config.tie_word_embeddings:
+            spare["lm_head.weight"] = (self.config.vocab_size, self.config.hidden_size)
+        WeightLedger(self.parameters(), spare=spare).fill_all(items)

@@ -1,0 +1,44 @@
+"""Owns the gated feed-forward block: gate and up in one product, activation, down.
+
+Read by decoder layers. It must not know which architecture it serves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.activation import gated_activation
+from sglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from sglang.srt.layers.quantization.base_config import QuantizationConfig
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(
+        self, prefix: str, config: ModelConfig, quant: QuantizationConfig, *, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_up_proj = MergedColumnParallelLinear(
+            prefix,
+            hidden,
+            inner,
+            method=quant.linear_method(f"{prefix}.gate_up_proj"),
+            dtype=dtype,
+            bias=bias,
+        )
+        self.down_proj = RowParallelLinear(
+            f"{prefix}.down_proj",
+            inner,
+            hidden,
+            method=quant.linear_method(f"{prefix}.down_proj"),
+            dtype=dtype,
+            bias=bias,
+        )
+        self.act = gated_activation(config.hidden_act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act(self.gate_up_proj(x)))

@@ -1,4 +1,5 @@
-"""Every layout of two and of four ranks, built for real: who is in a group, and that its members reach each other."""
+"""Every layout of two and of four ranks, built for real: who is in a group, and that its members reach each
+other."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -54,7 +55,8 @@ def _sum_over(group: Any) -> int:
 
 
 def check_layouts(rank: int, layouts: list[dict[str, Any]]) -> list[dict[str, list[int]]]:
-    """On one rank: publish, build, compare each group with the arithmetic, talk over it, take it down again."""
+    """On one rank: publish, build, compare each group with the arithmetic, talk over it, take it down
+    again."""
     answers = []
     for fields in layouts:
         record = ServerArgs(model_path="dummy", **fields)
@@ -105,7 +107,8 @@ def check_scopes_and_refusals(rank: int) -> list[str]:
         seen.append(parallel.tp_group.group_name)
     parallel_state.destroy_model_parallel()
 
-    # A stamp that names another seat than the one this rank really has is caught at the build, and nothing stands.
+    # A stamp that names another seat than the one this rank really has is caught at the build, and nothing
+    # stands.
     publish(record, role="test", ranks=SpawnRanks(world_rank=1 - rank))
     with pytest.raises(ValueError, match="set by group build"):
         parallel_state.initialize_model_parallel()

@@ -1,0 +1,154 @@
+"""The identities of a layout, each in both directions, and how a violation is told."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=3, suite="unit-cpu")
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang.srt.distributed import parallel_state
+from sglang.srt.distributed.group_layout import GroupSizes
+from sglang.srt.runtime_context import SpawnRanks, _validate_parallel, get_parallel, publish
+from sglang.srt.runtime_context.identities import GROUP_WIDTHS
+from sglang.srt.server_args import ServerArgs
+
+#: Rank 5 of eight: attention 2 x 2 x 2, experts 2 x 2 x 2, decode-context 2, two stages.
+WORLD = {
+    "tp_size": 8, "pp_size": 2, "dp_size": 2, "enable_dp_attention": True, "attn_cp_size": 2,
+    "ep_size": 2, "moe_dp_size": 2, "dcp_size": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def parallel() -> Any:
+    publish(ServerArgs(model_path="dummy", **WORLD), role="test", ranks=SpawnRanks(world_rank=5))
+    return get_parallel()
+
+
+def _violations(parallel: Any, **names: Any) -> list[str]:
+    """The listed rules, with `names` written past every check."""
+    parallel._overrides.update(names)
+    try:
+        _validate_parallel(parallel, "a test")
+    except ValueError as error:
+        first, *rules = str(error).splitlines()
+        assert first.startswith("set by a test")
+        return [rule.removeprefix("  - ") for rule in rules if rule.startswith("  - ")]
+    finally:
+        parallel._overrides.clear()
+    return []
+
+
+def test_a_published_layout_is_quiet(parallel: Any) -> None:
+    assert _violations(parallel) == []
+
+
+@pytest.mark.parametrize(
+    "names, rule",
+    [
+        (
+            {"attn_tp_size": 4, "attn_dp_rank": 0, "attn_cp_rank": 1},  # still the same seat
+            "tp_size == attn_tp_size * attn_dp_size * attn_cp_size: 8 != 4 * 2 * 2",
+        ),
+        ({"attn_dp_size": 4}, "tp_size == attn_tp_size * attn_dp_size * attn_cp_size: 8 != 2 * 4 * 2"),
+        ({"moe_tp_size": 4}, "tp_size == moe_ep_size * moe_dp_size * moe_tp_size: 8 != 2 * 2 * 4"),
+        ({"moe_ep_size": 4}, "tp_size == moe_ep_size * moe_dp_size * moe_tp_size: 8 != 4 * 2 * 2"),
+        ({"moe_dp_size": 4}, "tp_size == moe_ep_size * moe_dp_size * moe_tp_size: 8 != 2 * 4 * 2"),
+        ({"pp_rank": 2}, "0 <= pp_rank < pp_size: rank 2, width 2"),
+        ({"dcp_rank": 2}, "0 <= dcp_rank < dcp_size: rank 2, width 2"),
+        ({"moe_ep_rank": -1}, "0 <= moe_ep_rank < moe_ep_size: rank -1, width 2"),
+        ({"moe_dp_rank": 2}, "0 <= moe_dp_rank < moe_dp_size: rank 2, width 2"),
+        ({"moe_tp_rank": 2}, "0 <= moe_tp_rank < moe_tp_size: rank 2, width 2"),
+        ({"launch_world_size": 5}, "0 <= launch_world_rank < launch_world_size: rank 5, width 5"),
+    ],
+)
+def test_one_wrong_number_breaks_exactly_its_identity(
+    parallel: Any, names: dict[str, Any], rule: str
+) -> None:
+    assert _violations(parallel, **names) == [rule]
+
+
+@pytest.mark.parametrize(
+    "name, low, high",
+    [("tp_rank", -1, 8), ("attn_tp_rank", -1, 2), ("attn_cp_rank", -1, 2), ("attn_dp_rank", -1, 2)],
+)
+def test_a_rank_outside_its_width_is_told_together_with_the_seat_it_breaks(
+    parallel: Any, name: str, low: int, high: int
+) -> None:
+    for value in (low, high):
+        told = _violations(parallel, **{name: value})
+        assert told[0].startswith(f"0 <= {name} < {name.replace('rank', 'size')}: rank {value}")
+        assert "(attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank" in told[1]
+
+
+def test_the_seat_shows_both_sides(parallel: Any) -> None:
+    assert _violations(parallel, attn_dp_rank=0) == [
+        "tp_rank == (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank: "
+        "5 != (0 * 2 + 0) * 2 + 1"
+    ]
+
+
+def test_every_violation_is_in_one_error_in_a_fixed_order(parallel: Any) -> None:
+    """Factors, ranges, seat, groups: a reader fixes a layout once, not one complaint at a time."""
+    told = _violations(
+        parallel, attn_tp_size=3, moe_tp_size=3, pp_rank=9, tp_rank=2, tp_group=SimpleNamespace(world_size=6)
+    )
+    heads = [line.split(":")[0] for line in told]
+    assert heads == [
+        "tp_size == attn_tp_size * attn_dp_size * attn_cp_size",
+        "tp_size == moe_ep_size * moe_dp_size * moe_tp_size",
+        "0 <= pp_rank < pp_size",
+        "tp_rank == (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank",
+        "tp_group.world_size == tp_size",
+    ]
+
+
+@pytest.mark.parametrize("unreadable", [None, "4", 4.0, True, object()])
+def test_a_term_that_is_no_plain_integer_skips_its_identities_whole(parallel: Any, unreadable: Any) -> None:
+    """`True == 1` would let a flag pass for a width; a skipped identity must not fail either."""
+    told = _violations(parallel, attn_tp_size=unreadable, tp_rank=99)
+    assert told == ["0 <= tp_rank < tp_size: rank 99, width 8"]
+
+
+def test_a_half_initialised_process_can_be_checked(parallel: Any) -> None:
+    """Nothing published, no group: every identity has a term that raises, so nothing is claimed."""
+    from sglang.srt.runtime_context import ParallelContext
+
+    _validate_parallel(ParallelContext(), "a test")
+    lone = ParallelContext()
+    lone._overrides.update(tp_size=4, attn_tp_size=3, attn_dp_size=1)  # attn_cp_size is not known
+    _validate_parallel(lone, "a test")
+    lone._overrides.update(attn_cp_size=1)
+    with pytest.raises(ValueError, match=r"4 != 3 \* 1 \* 1"):
+        _validate_parallel(lone, "a test")
+
+
+def test_dp_rank_counts_separate_worlds_and_has_no_range(parallel: Any) -> None:
+    assert _violations(parallel, dp_rank=17) == []
+
+
+@pytest.mark.parametrize("group", sorted(GROUP_WIDTHS))
+def test_every_built_group_is_compared_with_its_own_width_and_rank(
+    parallel: Any, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, rank = (getattr(parallel, name) for name in GROUP_WIDTHS[group])
+    slot = f"_{group.removesuffix('_group').upper()}"
+    monkeypatch.setattr(parallel_state, slot, SimpleNamespace(world_size=size, rank_in_group=rank))
+    assert _violations(parallel) == []
+    monkeypatch.setattr(parallel_state, slot, SimpleNamespace(world_size=size + 1, rank_in_group=rank))
+    assert _violations(parallel) == [
+        f"{group}.world_size == {GROUP_WIDTHS[group][0]}: built {size + 1}, configured {size}"
+    ]
+    monkeypatch.setattr(parallel_state, slot, SimpleNamespace(world_size=size, rank_in_group=rank + 1))
+    assert _violations(parallel) == [
+        f"{group}.rank_in_group == {GROUP_WIDTHS[group][1]}: built {rank + 1}, configured {rank}"
+    ]
+
+
+def test_the_same_rule_is_kept_by_the_layout_arithmetic() -> None:
+    """Checked twice on purpose: what the context lets pass must be what the groups can be cut into."""
+    with pytest.raises(ValueError, match=r"8 != 2 \* 2 \* 4"):
+        GroupSizes(tp_size=8, attn_dp_size=2, attn_cp_size=2, attn_tp_size=4, moe_tp_size=8)

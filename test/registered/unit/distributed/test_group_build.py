@@ -1,0 +1,270 @@
+"""Building groups: at the published widths, all or none, and really, in a world of one rank."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=4, suite="unit-cpu")
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed
+
+from sglang.srt.distributed import communication_op, parallel_state
+from sglang.srt.distributed.group_layout import GroupSizes, layout
+from sglang.srt.distributed.utils import divide
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
+from sglang.srt.server_args import ServerArgs
+
+SLOTS = [
+    "_TP", "_DCP", "_ATTN_CP", "_ATTN_TP", "_MOE_DP", "_MOE_EP", "_MOE_TP", "_PP", "_SELF_PP",
+]  # fmt: skip
+
+
+class _Group:
+    """Stands for a built group; remembers whether it was given back."""
+
+    def __init__(self, name: str, groups: list[list[int]], rank: int) -> None:
+        self.name, self.groups, self.destroyed = name, groups, False
+        self.ranks = next(group for group in groups if rank in group)
+        self.world_size, self.rank_in_group = len(self.ranks), self.ranks.index(rank)
+
+    def destroy(self) -> None:
+        self.destroyed = True
+
+
+@contextmanager
+def _pretended_world(world_size: int, rank: int, wrong: str = "") -> Iterator[list[_Group]]:
+    """A world that is only said to be there; `wrong` names a kind that is built one rank wide."""
+    built: list[_Group] = []
+
+    def build(group_ranks: Any, local_rank: int, backend: str, *, group_name: str) -> _Group:
+        assert (local_rank, backend) == (rank, "gloo")
+        groups = [[other] for other in range(world_size)] if group_name == wrong else group_ranks
+        built.append(_Group(group_name, groups, rank))
+        return built[-1]
+
+    world = SimpleNamespace(device_group=object(), local_rank=rank)
+    with ExitStack() as stack:
+        for name, value in (("is_initialized", True), ("get_world_size", world_size), ("get_rank", rank)):
+            stack.enter_context(patch(f"torch.distributed.{name}", return_value=value))
+        stack.enter_context(patch("torch.distributed.get_backend", return_value="gloo"))
+        stack.enter_context(patch.object(parallel_state, "get_world_group", return_value=world))
+        stack.enter_context(patch.object(parallel_state, "init_model_parallel_group", side_effect=build))
+        yield built
+        parallel_state.destroy_model_parallel()
+
+
+def _publish(rank: int, **fields: Any) -> None:
+    publish(ServerArgs(model_path="dummy", **fields), role="test", ranks=SpawnRanks(world_rank=rank))
+
+
+def test_every_group_is_built_as_the_layout_says_and_lands_in_its_slot() -> None:
+    _publish(5, tp_size=8, dp_size=2, enable_dp_attention=True, attn_cp_size=2, ep_size=4, moe_dp_size=2)
+    sizes = GroupSizes(
+        tp_size=8, attn_dp_size=2, attn_cp_size=2, attn_tp_size=2, moe_dp_size=2, moe_ep_size=4, moe_tp_size=1
+    )
+    published = dict(get_parallel()._config or {}), dict(get_parallel()._stamp)
+    with _pretended_world(8, 5) as built:
+        parallel_state.initialize_model_parallel()
+        assert {group.name: group.groups for group in built} == layout(sizes)
+        assert built[0].name == "tp"
+        assert [getattr(parallel_state, slot) for slot in SLOTS] == built
+        assert (get_parallel()._config, get_parallel()._stamp) == published, (
+            "the build writes no width and no rank"
+        )
+        assert parallel_state.model_parallel_is_initialized()
+    assert all(group.destroyed for group in built)
+    assert [getattr(parallel_state, slot) for slot in SLOTS] == [None] * 9
+
+
+def test_the_build_takes_no_width_as_an_argument() -> None:
+    assert inspect.signature(parallel_state.initialize_model_parallel).parameters == {}
+
+
+def test_a_group_built_at_another_width_takes_all_groups_down_again() -> None:
+    _publish(1, tp_size=4, ep_size=2)
+    with _pretended_world(4, 1, wrong="moe_ep") as built:
+        with pytest.raises(ValueError, match=r"set by group build.*\n.*moe_ep_group.*built 1, configured 2"):
+            parallel_state.initialize_model_parallel()
+        assert len(built) == 9 and all(group.destroyed for group in built)
+        assert not parallel_state.model_parallel_is_initialized()
+
+
+def test_a_group_whose_seat_is_not_the_stamped_one_is_refused() -> None:
+    _publish(2, tp_size=4)
+    with (
+        _pretended_world(4, 1),
+        pytest.raises(ValueError, match=r"tp_group.rank_in_group == tp_rank: built 1, conf"),
+    ):
+        parallel_state.initialize_model_parallel()
+
+
+@pytest.mark.parametrize(
+    "fields, world_size, words",
+    [
+        ({"tp_size": 2}, 4, r"4 != 0 \+ 2 \* 1"),
+        ({"tp_size": 2, "pp_size": 2}, 2, r"2 != 0 \+ 2 \* 2"),
+        ({"tp_size": 4, "dcp_size": 3}, 4, r"dcp_size must divide attn_tp_size: 4 % 3"),
+    ],
+)
+def test_a_world_that_does_not_fit_is_refused_before_any_group(
+    fields: dict[str, Any], world_size: int, words: str
+) -> None:
+    _publish(0, **fields)
+    with _pretended_world(world_size, 0) as built:
+        with pytest.raises(ValueError, match=words):
+            parallel_state.initialize_model_parallel()
+        assert built == []
+
+
+def test_a_joiner_builds_its_own_cohort_and_an_earlier_rank_does_not() -> None:
+    record = ServerArgs(model_path="dummy", tp_size=2, ep_join_rank_offset=2)
+    publish(record, role="test", ranks=SpawnRanks(world_rank=3))
+    with _pretended_world(4, 3) as built:
+        parallel_state.initialize_model_parallel()
+        assert built[0].groups == [[2, 3]]
+    with _pretended_world(4, 1) as built, pytest.raises(ValueError, match="rank 1 lies below"):
+        parallel_state.initialize_model_parallel()
+    assert built == []
+
+
+def test_building_in_the_wrong_order_names_the_missing_step() -> None:
+    with pytest.raises(RuntimeError, match="init_distributed_environment"):
+        parallel_state.initialize_model_parallel()
+    with _pretended_world(1, 0), pytest.raises(ValueError, match="'parallel' not published"):
+        parallel_state.initialize_model_parallel()
+    parallel_state.destroy_model_parallel()  # empty slots are fine
+    _publish(0)
+    with _pretended_world(1, 0):
+        parallel_state.initialize_model_parallel()
+        with pytest.raises(RuntimeError, match=r"groups stand already.*destroy_model_parallel"):
+            parallel_state.initialize_model_parallel()
+
+
+# -- a real world of one rank ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_rank() -> Any:
+    _publish(0)
+    parallel_state.init_distributed_environment()
+    parallel_state.initialize_model_parallel()
+    return get_parallel()
+
+
+def test_one_rank_needs_no_port_and_no_name(one_rank: Any) -> None:
+    assert torch.distributed.get_backend() == "gloo"
+    assert envs.GLOO_SOCKET_IFNAME.get() is not None
+    world = one_rank.world_group
+    assert (one_rank.launch_world_size, world.ranks, world.world_size, world.rank_in_group) == (1, [0], 1, 0)
+    assert {"world_size", "rank_in_group"} <= set(vars(world)), "plain attributes of the instance"
+
+
+@pytest.mark.parametrize("slot", ["_WORLD", *SLOTS])
+def test_every_slot_holds_a_group_that_really_reduces(one_rank: Any, slot: str) -> None:
+    group = getattr(parallel_state, slot)
+    for communicator in (group.device_group, group.cpu_group):
+        value = torch.tensor([3.0])
+        torch.distributed.all_reduce(value, group=communicator)
+        assert value.item() == 3.0
+    assert group.device_group is not group.cpu_group
+    assert group.is_first_rank and group.is_last_rank
+
+
+def test_collectives_over_one_rank_are_the_tensor_itself(one_rank: Any) -> None:
+    tensor = torch.ones(2, 3)
+    group = one_rank.tp_group
+    for collective in (group.all_reduce, group.all_gather, group.reduce_scatter, group.broadcast):
+        assert collective(tensor) is tensor
+    assert group.barrier() is None
+    for name in communication_op.__all__:
+        assert getattr(communication_op, name)(tensor) is tensor
+
+
+def test_collectives_over_more_ranks_say_when_they_come() -> None:
+    """They must not return the unreduced tensor: that would be a wrong answer, not a missing one."""
+    group = parallel_state.GroupCoordinator.__new__(parallel_state.GroupCoordinator)
+    group.world_size, group.rank_in_group, group.group_name = 2, 0, "tp"
+    tensor = torch.ones(2)
+    calls = [
+        lambda: group.all_reduce(tensor),
+        lambda: group.all_gather(tensor),
+        lambda: group.reduce_scatter(tensor),
+        lambda: group.broadcast(tensor),
+        group.barrier,
+    ]
+    for call in calls:
+        with pytest.raises(NotImplementedError, match=r"over 2 ranks \(group 'tp'\)"):
+            call()
+    stated = {
+        f"{kind}_{what}": value
+        for kind in ("tp", "attn_tp", "moe_ep", "moe_tp")
+        for what, value in (("size", 2), ("group", group))
+    }
+    with get_parallel().override(**stated):
+        for name in communication_op.__all__:
+            with pytest.raises(NotImplementedError):
+                getattr(communication_op, name)(tensor)
+
+
+def test_the_world_is_entered_once_and_left_twice(one_rank: Any) -> None:
+    with pytest.raises(RuntimeError, match="built already"):
+        parallel_state.init_distributed_environment()
+    parallel_state.destroy_distributed_environment()
+    parallel_state.destroy_distributed_environment()
+    assert not torch.distributed.is_initialized()
+    parallel_state.init_distributed_environment()
+    assert parallel_state.get_world_group().world_size == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"world_size": 2, "rank": 2}, "rank 2, world_size 2"),
+        ({"world_size": 2, "rank": -1}, "rank -1, world_size 2"),
+        ({"world_size": 2, "rank": 0}, "a place to meet"),
+    ],
+)
+def test_a_world_that_cannot_meet_is_refused(arguments: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parallel_state.init_distributed_environment(**arguments)
+
+
+def test_gloo_is_kept_on_the_loopback_only_where_all_ranks_share_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda *args, **kwargs: started.append(kwargs)
+    )
+    monkeypatch.setattr(parallel_state, "GroupCoordinator", lambda *args, **kwargs: object())
+    monkeypatch.setattr(parallel_state, "_WORLD", None)
+    for address, interface in (("127.0.0.1:29500", "lo"), ("10.0.0.7:29500", None)):
+        with envs.GLOO_SOCKET_IFNAME.override(None):
+            parallel_state.init_distributed_environment(world_size=2, rank=0, address=address, timeout_s=7)
+            assert envs.GLOO_SOCKET_IFNAME.get() == interface
+        assert started[-1]["init_method"] == f"tcp://{address}"
+        assert started[-1]["timeout"].total_seconds() == 7
+    with envs.GLOO_SOCKET_IFNAME.override("eth7"):
+        parallel_state.init_distributed_environment()
+        assert envs.GLOO_SOCKET_IFNAME.get() == "eth7", "what the operator set stays"
+
+
+def test_a_coordinator_needs_its_rank_in_exactly_one_list(one_rank: Any) -> None:
+    for groups in ([[1]], [[0], [0]]):
+        with pytest.raises(ValueError, match="exactly once"):
+            parallel_state.GroupCoordinator(groups, 0, "gloo", group_name="odd")
+
+
+def test_divide_comes_out_even_or_says_why() -> None:
+    assert divide(12, 4) == 3
+    for pair in ((12, 5), (3, 0)):
+        with pytest.raises(ValueError, match="not divisible"):
+            divide(*pair)

@@ -1,0 +1,495 @@
+"""Requests between door and scheduler, with the scheduler's side played by the test."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=3, suite="unit-cpu")
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang.srt.environ import envs
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.messages import io_struct
+from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from sglang.test.test_utils import published_topology
+from sglang.test.tiny_models import write_tiny_tokenizer
+
+VOCAB = 400
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: pathlib.Path = tmp_path_factory.mktemp("tokenizer")
+    write_tiny_tokenizer(folder, vocab_size=VOCAB)
+    return load_tokenizer(folder)
+
+
+class PlayedScheduler:
+    """The other end of the wire: what was sent to it, and what it says."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self._out: asyncio.Queue[io_struct.Message] = asyncio.Queue()
+
+    def send(self, message: io_struct.Message) -> None:
+        # Through bytes and back: what cannot be written as msgpack must not pass a test.
+        self.sent.append(io_struct.decode(io_struct.encode(message)))
+
+    async def recv(self) -> io_struct.Message:
+        return await self._out.get()
+
+    @property
+    def requests(self) -> list[io_struct.TokenizedGenerateReqInput]:
+        return [m for m in self.sent if isinstance(m, io_struct.TokenizedGenerateReqInput)]
+
+    @property
+    def aborts(self) -> list[io_struct.AbortReq]:
+        return [m for m in self.sent if isinstance(m, io_struct.AbortReq)]
+
+    def say(self, message: io_struct.Message) -> None:
+        self._out.put_nowait(message)
+
+    def tokens(
+        self, rid: str, ids: list[int], total: int, end: io_struct.FinishReason | None = None, **more: Any
+    ) -> None:
+        output = io_struct.TokenOutput(
+            rid=rid,
+            new_ids=ids,
+            finish_reason=end,
+            prompt_tokens=3,
+            completion_tokens=total,
+            cached_tokens=1,
+            num_retractions=0,
+            **more,
+        )
+        self.say(io_struct.BatchTokenIDOutput(outputs=[output]))
+
+
+LENGTH = io_struct.FinishReason(type="length", length=2)
+
+
+@contextlib.asynccontextmanager
+async def manager_over(
+    tokenizer: Tokenizer | None, **fields: Any
+) -> AsyncIterator[tuple[TokenizerManager, PlayedScheduler]]:
+    config = SimpleNamespace(context_len=100, vocab_size=VOCAB, generation_defaults={"temperature": 0.25})
+    with published_topology(**{"random_seed": 1, "served_model_name": "m", **fields}):
+        channel = PlayedScheduler()
+        manager = TokenizerManager(
+            model_config=config,  # type: ignore[arg-type]
+            tokenizer=tokenizer,
+            channel=channel,
+            rank_info={"max_total_num_tokens": 1000},
+        )
+        manager.start()
+        try:
+            yield manager, channel
+        finally:
+            await manager.stop()
+
+
+async def whole(manager: TokenizerManager, **fields: Any) -> Any:
+    answer = None
+    async for item in manager.generate_request(GenerateReqInput(**fields)):
+        answer = item
+    return answer
+
+
+async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def play(
+    scenario: Callable[[TokenizerManager, PlayedScheduler], Awaitable[None]], tokenizer: Any, **fields: Any
+) -> None:
+    async def main() -> None:
+        async with manager_over(tokenizer, **fields) as (manager, channel):
+            await scenario(manager, channel)
+
+    asyncio.run(main())
+
+
+def test_an_answer_carries_text_ids_and_counts(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = asyncio.create_task(whole(manager, text="hello", rid="r", return_prompt_token_ids=True))
+        await until(lambda: channel.requests)
+        ids = tokenizer.encode("ok")
+        channel.tokens("r", ids[:1], 1)
+        channel.tokens("r", ids[1:], len(ids), LENGTH)
+        answer = await task
+        meta = answer["meta_info"]
+        assert (answer["text"], answer["output_ids"]) == ("ok", ids)
+        assert answer["prompt_token_ids"] == channel.requests[0].input_ids == tokenizer.encode("hello")
+        assert meta["finish_reason"] == {"type": "length", "length": 2}
+        assert (meta["id"], meta["prompt_tokens"], meta["cached_tokens"]) == ("r", 3, 1)
+        assert meta["e2e_latency"] >= 0
+        assert {"reasoning_tokens", "weight_version", "num_retractions", "dp_rank"} <= meta.keys()
+        assert manager.num_open == 0
+
+    play(scenario, tokenizer)
+
+
+def test_a_stream_is_cumulative_and_ends_once(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        items = manager.generate_request(GenerateReqInput(text="a", rid="r", stream=True))
+        first = asyncio.ensure_future(anext(items))
+        await until(lambda: channel.requests)
+        ids = tokenizer.encode("xyz")
+        for count, token_id in enumerate(ids, start=1):
+            channel.tokens("r", [token_id], count, LENGTH if count == len(ids) else None)
+            item = await (first if count == 1 else anext(items))
+            assert item["output_ids"] == ids[:count]
+            assert (item["meta_info"]["finish_reason"] is None) == (count < len(ids))
+            assert ("e2e_latency" in item["meta_info"]) == (count == len(ids))
+        with pytest.raises(StopAsyncIteration):
+            await anext(items)
+        assert channel.aborts == []
+
+    play(scenario, tokenizer)
+
+
+def test_a_slow_reader_gets_the_news_of_several_steps_as_one_event(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        items = manager.generate_request(GenerateReqInput(input_ids=[5], rid="r", stream=True))
+        first = asyncio.ensure_future(anext(items))
+        await until(lambda: channel.requests)
+        channel.tokens("r", [70], 1)
+        assert (await first)["output_ids"] == [70]
+        for count in range(2, 5):
+            channel.tokens("r", [70], count)
+        await asyncio.sleep(0.05)
+        assert (await anext(items))["output_ids"] == [70] * 4
+        await items.aclose()
+
+    play(scenario, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": ["fine", ""]},
+        {"text": ["fine", "x" * 500]},
+        {"input_ids": [[1], [VOCAB]]},
+        {"text": "a", "sampling_params": {"temperature": float("nan")}},
+        {"text": ["a", "b"], "sampling_params": [{}, {"top_k": 0}]},
+        {"text": ["a", "b"], "rid": ["r", "r"]},
+        {"text": "a", "top_logprobs_num": 1_000_000, "return_logprob": True},
+    ],
+)
+def test_nothing_is_sent_of_a_request_that_is_refused(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
+    """A batch with one bad prompt must not leave the good ones running."""
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        with pytest.raises(RequestRejected) as caught:
+            await whole(manager, **fields)
+        assert caught.value.status_code == 400
+        assert channel.sent == []
+        assert manager.num_open == 0
+
+    play(scenario, tokenizer)
+
+
+def test_samples_have_own_rids_and_seeds_and_share_the_prompt(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        sampling = {"n": 3, "sampling_seed": 7}
+        task = asyncio.create_task(whole(manager, text="a", rid="r", sampling_params=sampling))
+        await until(lambda: len(channel.requests) == 3)
+        assert [m.rid for m in channel.requests] == ["r_0", "r_1", "r_2"]
+        assert len({m.sampling_params.sampling_seed for m in channel.requests}) == 3
+        assert channel.requests[0].sampling_params.sampling_seed == 7
+        for message in reversed(channel.requests):
+            channel.tokens(message.rid, [70], 1, LENGTH)
+        answer = await task
+        assert [item["meta_info"]["id"] for item in answer] == ["r_0", "r_1", "r_2"]
+
+    play(scenario, tokenizer)
+
+
+def test_without_a_seed_two_calls_draw_differently_and_a_restart_repeats_them(tokenizer: Tokenizer) -> None:
+    drawn: list[list[int | None]] = []
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        tasks = [asyncio.create_task(whole(manager, text="a")) for _ in range(2)]
+        await until(lambda: len(channel.requests) == 2)
+        drawn.append([m.sampling_params.sampling_seed for m in channel.requests])
+        for message in channel.requests:
+            channel.tokens(message.rid, [70], 1, LENGTH)
+        await asyncio.gather(*tasks)
+
+    play(scenario, tokenizer)
+    play(scenario, tokenizer)
+    assert drawn[0] == drawn[1]
+    assert drawn[0][0] != drawn[0][1]
+
+
+def test_streamed_samples_carry_the_index_of_prompt_and_sample(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        seen = {}
+
+        async def read() -> None:
+            obj = GenerateReqInput(text=["a", "b"], rid="r", stream=True, sampling_params={"n": 2})
+            async for item in manager.generate_request(obj):
+                seen[item["index"]] = item["meta_info"]["id"]
+
+        task = asyncio.create_task(read())
+        await until(lambda: len(channel.requests) == 4)
+        for message in reversed(channel.requests):
+            channel.tokens(message.rid, [70], 1, LENGTH)
+        await task
+        assert seen == {0: "r_0_0", 1: "r_0_1", 2: "r_1_0", 3: "r_1_1"}
+
+    play(scenario, tokenizer)
+
+
+def test_a_rid_in_flight_cannot_be_used_again_until_its_end_is_confirmed(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        first = asyncio.create_task(whole(manager, text="a", rid="r"))
+        await until(lambda: channel.requests)
+        with pytest.raises(RequestRejected, match="rid: 'r' is in use"):
+            await whole(manager, text="b", rid="r")
+        assert len(channel.requests) == 1, "the refused one was sent"
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert channel.aborts == [io_struct.AbortReq(rid="r", exact=True)]
+        with pytest.raises(RequestRejected, match="rid: 'r' is in use"):
+            await whole(manager, text="b", rid="r")
+        channel.tokens("r", [], 0, io_struct.FinishReason(type="abort"))
+        await asyncio.sleep(0.02)
+        again = asyncio.create_task(whole(manager, text="b", rid="r"))
+        await until(lambda: len(channel.requests) == 2)
+        channel.tokens("r", [70], 1, LENGTH)
+        assert (await again)["output_ids"] == [70]
+
+    play(scenario, tokenizer)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_ends_its_own_sequences_and_no_others(
+    tokenizer: Tokenizer, stream: bool
+) -> None:
+    """One exact abort for each sequence: a prefix would also hit the neighbour whose rid begins the same."""
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        gone = False
+
+        async def is_disconnected() -> bool:
+            return gone
+
+        async def read() -> None:
+            obj = GenerateReqInput(text="a", rid="a1", stream=stream, sampling_params={"n": 2})
+            async for _ in manager.generate_request(obj, is_disconnected):
+                pass
+
+        with envs.SGLANG_REQUEST_STATE_WAIT_TIMEOUT.override(0.02):
+            task = asyncio.create_task(read())
+            neighbour = asyncio.create_task(whole(manager, text="a", rid="a10"))
+            await until(lambda: len(channel.requests) == 3)
+            channel.tokens("a1_0", [70], 1, LENGTH)
+            await asyncio.sleep(0.05)
+            assert channel.aborts == []
+            gone = True
+            with pytest.raises(RequestRejected):
+                await task
+        assert channel.aborts == [io_struct.AbortReq(rid="a1_1", exact=True)], "only what still ran, once"
+        channel.tokens("a10", [70], 1, LENGTH)
+        assert (await neighbour)["output_ids"] == [70]
+
+    # The ticker reads its interval once a round; a short first round keeps the test quick.
+    with envs.SGLANG_REQUEST_STATE_WAIT_TIMEOUT.override(0.02):
+        play(scenario, tokenizer)
+
+
+def test_closing_a_stream_early_aborts_it(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        items = manager.generate_request(GenerateReqInput(text="a", rid="r", stream=True))
+        first = asyncio.ensure_future(anext(items))
+        await until(lambda: channel.requests)
+        channel.tokens("r", [70], 1)
+        await first
+        await items.aclose()
+        assert channel.aborts == [io_struct.AbortReq(rid="r", exact=True)]
+        assert manager.num_open == 0
+
+    play(scenario, tokenizer)
+
+
+def test_an_abort_with_a_status_is_an_error_and_takes_the_other_samples_along(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = asyncio.create_task(whole(manager, text="a", rid="r", sampling_params={"n": 2}))
+        await until(lambda: len(channel.requests) == 2)
+        end = io_struct.FinishReason(type="abort", message="The request queue is full.", status_code=503)
+        channel.tokens("r_0", [], 0, end)
+        with pytest.raises(RequestRejected, match="queue is full") as caught:
+            await task
+        assert caught.value.status_code == 503
+        assert channel.aborts == [io_struct.AbortReq(rid="r_1", exact=True)]
+
+    play(scenario, tokenizer)
+
+
+def test_an_abort_by_the_user_is_an_ordinary_answer_with_what_there_is(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = asyncio.create_task(whole(manager, text="a", rid="r"))
+        await until(lambda: channel.requests)
+        channel.tokens("r", [70], 1)
+        manager.abort_request("")
+        manager.abort_request("r")
+        assert channel.aborts == [io_struct.AbortReq(rid="r")], "an empty rid must abort nothing"
+        channel.tokens("r", [], 1, io_struct.FinishReason(type="abort"))
+        answer = await task
+        assert answer["output_ids"] == [70]
+        assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+
+    play(scenario, tokenizer)
+
+
+def test_logprobs_are_triples_with_text_only_when_asked(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        for with_text in (False, True):
+            task = asyncio.create_task(
+                whole(
+                    manager,
+                    input_ids=[5, 6],
+                    rid="r",
+                    return_logprob=True,
+                    logprob_start_len=0,
+                    top_logprobs_num=1,
+                    token_ids_logprob=[9],
+                    return_text_in_logprobs=with_text,
+                )
+            )
+            await until(lambda: channel.requests and channel.requests[-1].rid == "r" and manager.num_open)
+            entry = io_struct.TokenLogprob(logprob=-0.5, token_id=70, top=[(-0.5, 70)], chosen=[(-3.0, 9)])
+            first = io_struct.TokenLogprob(logprob=None, token_id=5)
+            second = io_struct.TokenLogprob(logprob=-1.0, token_id=6, top=[(-1.0, 6)], chosen=[(-2.0, 9)])
+            channel.tokens("r", [70], 1, output_logprobs=[entry], input_logprobs=[first, second])
+            channel.tokens("r", [70], 2, LENGTH, output_logprobs=[entry])
+            meta = (await task)["meta_info"]
+            text = tokenizer.decode([70]) if with_text else None
+            assert meta["output_token_logprobs"] == [(-0.5, 70, text)] * 2
+            assert meta["output_token_logprobs_length"] == 2
+            assert meta["output_top_logprobs"][0] == [(-0.5, 70, text)]
+            assert meta["output_token_ids_logprobs"][0][0][:2] == (-3.0, 9)
+            assert [item[:2] for item in meta["input_token_logprobs"]] == [(None, 5), (-1.0, 6)]
+            assert meta["input_top_logprobs"][0] is None
+            assert meta["input_token_ids_logprobs"][1][0][:2] == (-2.0, 9)
+
+    play(scenario, tokenizer)
+
+
+def test_a_dead_engine_fails_open_and_later_calls_with_its_cause(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = asyncio.create_task(whole(manager, text="a"))
+        question = asyncio.create_task(manager.get_internal_state())
+        await until(lambda: len(channel.sent) == 2)
+        manager.fail_all("rank 0 was killed")
+        for waiting in (task, question, whole(manager, text="b"), manager.flush_cache()):
+            with pytest.raises(RequestRejected, match="rank 0 was killed") as caught:
+                await waiting
+            assert caught.value.status_code >= 500
+
+    play(scenario, tokenizer)
+
+
+def test_a_draining_engine_takes_nothing_new_and_finishes_what_runs(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = asyncio.create_task(whole(manager, text="a", rid="r"))
+        await until(lambda: channel.requests)
+        manager.stop_accepting("the server is shutting down")
+        with pytest.raises(RequestRejected, match="shutting down") as caught:
+            await whole(manager, text="b")
+        assert caught.value.status_code == 503
+        channel.tokens("r", [70], 1, LENGTH)
+        assert (await task)["output_ids"] == [70]
+
+    play(scenario, tokenizer)
+
+
+def test_control_answers_go_to_their_own_questions(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        tasks = [asyncio.create_task(manager.get_internal_state()) for _ in range(2)]
+        await until(lambda: len(channel.sent) == 2)
+        for question in reversed(channel.sent):
+            state = {"number": question.call_id}
+            channel.say(io_struct.GetInternalStateReqOutput(call_id=question.call_id, state=state))
+        assert [(await task)[0]["number"] for task in tasks] == [m.call_id for m in channel.sent]
+
+    play(scenario, tokenizer)
+
+
+def test_flushing_waits_for_running_requests_only_as_long_as_asked(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        answered: set[int] = set()
+
+        async def answer(*successes: bool) -> None:
+            for success in successes:
+                await until(lambda: channel.sent and channel.sent[-1].call_id not in answered)
+                call_id = channel.sent[-1].call_id
+                answered.add(call_id)
+                channel.say(io_struct.FlushCacheReqOutput(call_id=call_id, success=success, message="busy"))
+
+        refused, _ = await asyncio.gather(manager.flush_cache(), answer(False))
+        flushed, _ = await asyncio.gather(manager.flush_cache(5.0), answer(False, True))
+        assert (refused.success, refused.message, flushed.success) == (False, "busy", True)
+
+    play(scenario, tokenizer)
+
+
+def test_without_a_tokenizer_ids_go_in_and_out(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        with pytest.raises(RequestRejected, match="send input_ids"):
+            await whole(manager, text="a")
+        task = asyncio.create_task(whole(manager, input_ids=[5], rid="r"))
+        await until(lambda: channel.requests)
+        channel.tokens("r", [70], 1, LENGTH)
+        answer = await task
+        assert (answer["text"], answer["output_ids"]) == ("", [70])
+
+    play(scenario, None, skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize(("defaults", "expected"), [("model", 0.25), ("openai", 1.0)])
+def test_unsaid_sampling_values_come_from_where_the_operator_said(
+    tokenizer: Tokenizer, defaults: str, expected: float
+) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = asyncio.create_task(whole(manager, text="a", rid="r"))
+        await until(lambda: channel.requests)
+        assert channel.requests[0].sampling_params.temperature == expected
+        channel.tokens("r", [70], 1, LENGTH)
+        await task
+
+    play(scenario, tokenizer, sampling_defaults=defaults)
+
+
+def test_a_message_that_cannot_be_handled_fails_the_calls_instead_of_hanging_them(
+    tokenizer: Tokenizer,
+) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = asyncio.create_task(whole(manager, text="a"))
+        await until(lambda: channel.requests)
+        channel.say(io_struct.ShutdownReq())
+        with pytest.raises(RequestRejected, match="not meant for"):
+            await task
+
+    play(scenario, tokenizer)
+
+
+def test_the_limit_on_sequences_in_flight_is_a_503(tokenizer: Tokenizer) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        with envs.SGLANG_DETOKENIZER_MAX_STATES.override(1), pytest.raises(RequestRejected) as caught:
+            await whole(manager, text="a", sampling_params={"n": 2})
+        assert caught.value.status_code == 503
+        assert channel.sent == []
+
+    play(scenario, tokenizer)

@@ -261,7 +261,9 @@ def _token_ids(
 def _one_token(
     generation: dict[str, Any], config: dict[str, Any], key: str, vocab_size: int, where: str
 ) -> int | None:
-    ids = _token_ids(generation, config, key, vocab_size, where)
+    # Old configs write -1 for "there is none".
+    named, fallback = ({} if source.get(key) == -1 else source for source in (generation, config))
+    ids = _token_ids(named, fallback, key, vocab_size, where)
     return ids[0] if ids else None
 
 

@@ -83,6 +83,10 @@ def test_end_tokens_of_both_files_count_each_once_generation_first(tmp_path):
     assert config.bos_token_id == 1
 
 
+def test_a_padding_token_of_minus_one_is_none(tmp_path):
+    assert ModelConfig.from_path(write_config(tmp_path / "m", pad_token_id=-1)).pad_token_id is None
+
+
 def test_an_end_of_turn_token_in_a_gguf_ends_an_answer_too(tmp_path, monkeypatch):
     finish = gguf.GGUFWriter.add_chat_template
     monkeypatch.setattr(

@@ -162,13 +162,16 @@ class ScriptedManager:
     async def generate_request(
         self, obj: GenerateReqInput, is_disconnected: Callable[[], Awaitable[bool]] | None = None
     ) -> AsyncGenerator[Any, None]:
-        assert obj.sampling_params is None or isinstance(obj.sampling_params, dict)
-        params = SamplingParams.from_request(obj.sampling_params, self.defaults)
+        mappings = (
+            obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params or {}]
+        )
+        every = [SamplingParams.from_request(mapping, self.defaults) for mapping in mappings]
+        params = every[0]
         params.verify_vocabulary(VOCAB_SIZE)
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(obj)
-        self.params.append(params)
+        self.params.extend(every)
         prompts = self._prompts(obj)
         jobs = [
             self._items(obj, prompts[i // params.n], self.answers[i % len(self.answers)], i)

@@ -103,6 +103,23 @@ def test_zero_tokens_need_echo(name):
     assert manager.params[0].max_new_tokens == 0
 
 
+@pytest.mark.parametrize("length, limit", [(400, 16), (496, 16), (500, 12), (511, 1), (512, 16), (600, 16)])
+def test_the_limit_that_nobody_named_is_cut_to_what_is_left(length, limit):
+    """Case O28: a prompt just under the context is one token, not no refusal of a number nobody sent."""
+    manager = ScriptedManager()
+    for prompt in ([104] * length, "h" * (length - 1)):  # the text gets a BOS
+        post(manager, COMPLETIONS, prompt=prompt)
+        post(manager, COMPLETIONS, prompt=prompt, max_tokens=16)
+    assert [p.max_new_tokens for p in manager.params] == [limit, 16, limit, 16]
+
+
+def test_each_prompt_of_a_batch_has_its_own_room():
+    manager = ScriptedManager()
+    body = post(manager, COMPLETIONS, prompt=["h" * 504, "h"], echo=True).json()
+    assert [p.max_new_tokens for p in manager.params] == [7, 16]
+    assert [len(c["text"]) for c in body["choices"]] == [504 + 5, 1 + 5], "echo is the client's own text"
+
+
 # --- streams ---
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -93,11 +93,13 @@ def make_job(
     *,
     prompts: list[str] | list[list[int]],
     logprob_start_len: int = -1,
-    default_max_tokens: int | None = None,
+    default_max_tokens: Sequence[int | None] = (None,),
 ) -> Job:
     """The part of `prepare` that both routes share: prompts, sampling, identity, placement."""
     sampling = sampling_mapping(request)
-    sampling.setdefault("max_new_tokens", default_max_tokens)
+    # For each prompt what the limit is when the client names none.
+    limits = [sampling.get("max_new_tokens", default) for default in default_max_tokens]
+    every = [{**sampling, "max_new_tokens": limit} for limit in limits]
     count = len(prompts)
     rid = _per_prompt("rid", request.rid, count)
     if rid is None:
@@ -107,7 +109,7 @@ def make_job(
     native = GenerateReqInput(
         text=alone if is_text else None,
         input_ids=None if is_text else alone,
-        sampling_params=sampling,
+        sampling_params=every[0] if all(limit == limits[0] for limit in limits) else every,
         rid=rid,
         stream=bool(request.stream),
         logprob_start_len=logprob_start_len,

@@ -61,19 +61,41 @@ class CompletionDialect:
                 raise reject(
                     name, "must be at least 1 without echo, got 0; with echo: true it scores the prompt"
                 )
+        sent, defaults = self._default_limits(request, prompts)
         scores_prompt = bool(request.echo) and request.logprobs is not None
         job = make_job(
             request,
             headers,
             self._manager,
-            prompts=prompts,
+            prompts=sent,
             logprob_start_len=0 if scores_prompt else -1,
-            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+            default_max_tokens=defaults,
         )
+        job.prompts = prompts
         if request.logprobs is not None:
             job.native.return_logprob = True
             job.native.top_logprobs_num = request.logprobs
         return job
+
+    def _default_limits(
+        self, request: CompletionRequest, prompts: list[str] | list[list[int]]
+    ) -> tuple[list[str] | list[list[int]], list[int | None]]:
+        """The prompts to send, and for each the limit when the client names none: cut to what is left of the
+        context.
+
+        A text that may come close to the context is tokenized here, once, and travels as ids.
+        """
+        most, context = DEFAULT_COMPLETION_TOKENS, self._manager.model_config.context_len
+        if request.max_tokens is not None or request.max_completion_tokens is not None:
+            return prompts, [None]
+        # No tokenizer makes more tokens of a text than it has bytes, but for what it puts around it.
+        if all(isinstance(p, str) and len(p.encode()) + 8 + most <= context for p in prompts):
+            return prompts, [most]
+        encode = self._manager.tokenizer.encode
+        ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        room = [context - len(prompt) for prompt in ids]
+        # Without room the request is refused further on, in words that name both numbers.
+        return ids, [min(most, left) if left > 0 else most for left in room]
 
     def choice(self, job: Job, progress: ChoiceProgress, news: News) -> dict[str, Any]:
         """A choice of a whole answer: everything is new."""

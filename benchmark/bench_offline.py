@@ -181,6 +181,9 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+
+    transformers.logging.disable_progress_bar()
     options.cache.mkdir(parents=True, exist_ok=True)
     folder = hf_folder(options.cache)
 

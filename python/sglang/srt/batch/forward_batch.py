@@ -1,7 +1,8 @@
 """Owns the words of one forward: what the scheduler hands to the worker, and what comes back.
 
-Built by the scheduler, read by the model runner, the attention back end, the logits processor and the sampler. It must not act; tensors
-are int64 on the device of the model, token-major (`num_tokens` rows, the requests' new tokens one after another).
+Built by the scheduler, read by the model runner, the attention back end, the logits processor and the
+sampler. It must not act; tensors are int64 on the device of the model, token-major (`num_tokens` rows, the
+requests' new tokens one after another).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class ForwardMode(enum.Enum):
-    """What the rows of a forward are. A row of an EXTEND batch with one new token is a decode row in all but name."""
+    """What the rows of a forward are. A row of an EXTEND batch with one new token is a decode row in all
+    but name."""
 
     EXTEND = "extend"
     DECODE = "decode"
@@ -43,7 +45,8 @@ class LogprobAsk:
     """What one request of the batch wants to know besides its next token.
 
     Output side: `top_num` alternatives and the log-probabilities of `token_ids` for the token drawn now.
-    Prompt side (`targets` not empty): the row `first_row + i` of this request's new tokens predicts the prompt token `targets[i]`.
+    Prompt side (`targets` not empty): the row `first_row + i` of this request's new tokens predicts the
+    prompt token `targets[i]`.
     """
 
     top_num: int = 0
@@ -56,9 +59,10 @@ class LogprobAsk:
 class ForwardBatch:
     """One forward over `batch_size` requests with `num_tokens` new tokens in all.
 
-    For request b: `seq_lens[b]` tokens are in the cache after this forward, of which `extend_lens[b]` are new (1 each in DECODE) and
-    `seq_lens[b] - extend_lens[b]` were there before (prefix hit, earlier chunks, earlier decode steps). `out_cache_loc` holds the pool
-    slot of every new token. `req_to_token[req_pool_indices[b], :seq_lens[b]]` lists all slots of request b in order.
+    For request b: `seq_lens[b]` tokens are in the cache after this forward, of which `extend_lens[b]` are
+    new (1 each in DECODE) and `seq_lens[b] - extend_lens[b]` were there before (prefix hit, earlier chunks,
+    earlier decode steps). `out_cache_loc` holds the pool slot of every new token.
+    `req_to_token[req_pool_indices[b], :seq_lens[b]]` lists all slots of request b in order.
     """
 
     forward_mode: ForwardMode
@@ -69,7 +73,8 @@ class ForwardBatch:
     seq_lens: torch.Tensor  # [batch_size]
     seq_lens_list: list[int]
     extend_lens: list[int]
-    #: One per request; None for a request whose prompt is not complete after this chunk: nothing is drawn for it.
+    #: One per request; None for a request whose prompt is not complete after this chunk: nothing is drawn
+    #: for it.
     sampling_rows: list[SamplingRow | None]
     #: One per request, None where no logprob is wanted; the list itself is None when nobody wants any.
     logprob_asks: list[LogprobAsk | None] | None = None
@@ -87,8 +92,9 @@ class ForwardBatch:
 class GenerationBatchResult:
     """What a forward gave, one entry per request of the batch, in its order.
 
-    `next_token_ids[b]` is None where nothing was drawn. `failures[b]` is a sentence when this row alone failed (NaN logits); its token is
-    None then. `output_logprobs[b]` belongs to the token drawn; `input_logprobs[b]` has one entry per target asked.
+    `next_token_ids[b]` is None where nothing was drawn. `failures[b]` is a sentence when this row alone
+    failed (NaN logits); its token is None then. `output_logprobs[b]` belongs to the token drawn;
+    `input_logprobs[b]` has one entry per target asked.
     """
 
     next_token_ids: list[int | None]

@@ -1,7 +1,9 @@
-"""Owns what the sampler must know about one running sequence: its parameters, its seed and the ids it has produced.
+"""Owns what the sampler must know about one running sequence: its parameters, its seed and the ids it has
+produced.
 
-Held by a request for its whole life (also across a retraction), handed to the sampler in every forward batch. It must not hold tensors:
-penalties and the random stream are derived from the request's own output ids, so no batch change can disturb them.
+Held by a request for its whole life (also across a retraction), handed to the sampler in every forward
+batch. It must not hold tensors: penalties and the random stream are derived from the request's own output
+ids, so no batch change can disturb them.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 class SamplingRow:
     """Per-sequence sampling state.
 
-    `counts` maps each output token id to how often it was produced (frequency, presence and repetition penalties look at output tokens
-    only). `num_output` is the position in the random stream: the draw for output token i is a pure function of (`seed`, i).
-    `end_ids` are the ids that end the sequence (EOS and stop ids; empty of EOS with ignore_eos); they are suppressed until
-    `min_new_tokens` tokens exist.
+    `counts` maps each output token id to how often it was produced (frequency, presence and repetition
+    penalties look at output tokens only). `num_output` is the position in the random stream: the draw for
+    output token i is a pure function of (`seed`, i). `end_ids` are the ids that end the sequence (EOS and
+    stop ids; empty of EOS with ignore_eos); they are suppressed until `min_new_tokens` tokens exist.
     """
 
     __slots__ = ("counts", "end_ids", "num_output", "params", "seed")

@@ -1,7 +1,7 @@
 """Owns the native generate request as the doors hand it over: one prompt or a batch, not yet tokenized.
 
-Built by /generate, the OpenAI routes and the Engine; read by the tokenizer manager, which normalises it into single requests.
-It must not cross a process border and must not know about HTTP.
+Built by /generate, the OpenAI routes and the Engine; read by the tokenizer manager, which normalises it
+into single requests. It must not cross a process border and must not know about HTTP.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import msgspec
 class GenerateReqInput(msgspec.Struct, kw_only=True):
     """A native request. Exactly one of `text` and `input_ids` is given; a list of them makes a batch.
 
-    In a batch every per-request field may be a list of the batch's length or one value for all. `sampling_params` holds the client's raw
-    mapping (or a list of them); it is checked once, by the tokenizer manager, through `SamplingParams.from_request`.
+    In a batch every per-request field may be a list of the batch's length or one value for all.
+    `sampling_params` holds the client's raw mapping (or a list of them); it is checked once, by the
+    tokenizer manager, through `SamplingParams.from_request`.
     """
 
     text: str | list[str] | None = None
@@ -40,4 +41,4 @@ class GenerateReqInput(msgspec.Struct, kw_only=True):
         """True when the answer is a list: a list of texts, or a list of id lists."""
         if self.text is not None:
             return isinstance(self.text, list)
-        return bool(self.input_ids) and isinstance(self.input_ids[0], list)
+        return self.input_ids is not None and len(self.input_ids) > 0 and isinstance(self.input_ids[0], list)

@@ -1,7 +1,8 @@
 """Owns every message that crosses a process border, as tagged msgspec structs in msgpack (never pickle).
 
-Read by the tokenizer manager, the scheduler and the rank processes. It must not act: no sockets, no tensors, no defaults
-that depend on configuration. One message per scheduler step carries the news of all its requests.
+Read by the tokenizer manager, the scheduler and the rank processes. It must not act: no sockets, no
+tensors, no defaults that depend on configuration. One message per scheduler step carries the news of all
+its requests.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import msgspec
 
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-
 #: What a zero probability reads as in every answer: JSON has no minus infinity.
 LOGPROB_FLOOR = -9999.0
 
 
 class FinishReason(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Why a request ended. `matched` is the stop token id or stop string, `length` the number of tokens produced.
+    """Why a request ended. `matched` is the stop token id or stop string, `length` the number of tokens
+    produced.
 
-    An abort with a `status_code` becomes that HTTP status; an abort asked for by the user has none and is an ordinary answer.
+    An abort with a `status_code` becomes that HTTP status; an abort asked for by the user has none and is
+    an ordinary answer.
     """
 
     type: Literal["stop", "length", "abort"]
@@ -47,8 +49,9 @@ class FinishReason(msgspec.Struct, kw_only=True, omit_defaults=True):
 class TokenLogprob(msgspec.Struct, array_like=True):
     """The log-probability of one token at one position, with the alternatives that were asked for.
 
-    `logprob` is None for the first prompt token. `top` is sorted, best first; `chosen` follows the order of the ids asked.
-    All values are finite (a token whose probability is zero reads `LOGPROB_FLOOR`, never minus infinity), so they are JSON-safe.
+    `logprob` is None for the first prompt token. `top` is sorted, best first; `chosen` follows the order of
+    the ids asked. All values are finite (a token whose probability is zero reads `LOGPROB_FLOOR`, never
+    minus infinity), so they are JSON-safe.
     """
 
     logprob: float | None
@@ -57,14 +60,15 @@ class TokenLogprob(msgspec.Struct, array_like=True):
     chosen: list[tuple[float, int]] | None = None
 
 
-# --- to the scheduler ---------------------------------------------------------------------------------------------
+# --- to the scheduler -------------------------------------------------------------------------------------
 
 
 class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
     """One sequence to generate (a request with n > 1 or a batch arrives as several of these).
 
-    `sampling_params.max_new_tokens` is already resolved to an int that fits the context; `sampling_seed` is always set.
-    `logprob_start_len` is -1 for "no prompt logprobs". `extra_key` names the prefix-cache namespace.
+    `sampling_params.max_new_tokens` is already resolved to an int that fits the context; `sampling_seed` is
+    always set. `logprob_start_len` is -1 for "no prompt logprobs". `extra_key` names the prefix-cache
+    namespace.
     """
 
     rid: str
@@ -81,7 +85,8 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, omit_def
 
 
 class AbortReq(msgspec.Struct, kw_only=True, tag=True):
-    """Abort the requests whose rid starts with `rid` (prefix match, as SGLang), or all. An empty `rid` aborts nothing.
+    """Abort the requests whose rid starts with `rid` (prefix match, as SGLang), or all. An empty `rid`
+    aborts nothing.
 
     `exact` limits it to that one rid (a disconnect must not hit a neighbour named `a10` when `a1` leaves).
     """
@@ -107,13 +112,14 @@ class ShutdownReq(msgspec.Struct, kw_only=True, tag=True):
     """Leave the event loop now; whatever still runs is dropped (the server drains before it sends this)."""
 
 
-# --- from the scheduler -------------------------------------------------------------------------------------------
+# --- from the scheduler -----------------------------------------------------------------------------------
 
 
 class TokenOutput(msgspec.Struct, kw_only=True, array_like=True):
     """News of one request since the last message: ids produced since then, and the end if it ended.
 
-    `output_logprobs` has one entry per id in `new_ids` when logprobs were asked; `input_logprobs` is sent once, with the first output.
+    `output_logprobs` has one entry per id in `new_ids` when logprobs were asked; `input_logprobs` is sent
+    once, with the first output.
     """
 
     rid: str
@@ -150,7 +156,8 @@ class GetInternalStateReqOutput(msgspec.Struct, kw_only=True, tag=True):
 class RankReady(msgspec.Struct, kw_only=True, tag=True):
     """First word of a rank: it is loaded and its loop is about to turn.
 
-    `info` holds `max_total_num_tokens`, `max_req_input_len`, `context_len`, `vocab_size`, `startup_time` and what the server must know.
+    `info` holds `max_total_num_tokens`, `max_req_input_len`, `context_len`, `vocab_size`, `startup_time`
+    and what the server must know.
     """
 
     world_rank: int
@@ -188,5 +195,6 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """msgpack bytes -> message; `msgspec.ValidationError` (a `ValueError`) for anything that is not one of ours."""
+    """msgpack bytes -> message; `msgspec.ValidationError` (a `ValueError`) for anything that is not one of
+    ours."""
     return _decoder.decode(data)

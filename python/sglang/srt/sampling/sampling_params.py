@@ -63,7 +63,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
 
     @classmethod
-    def from_request(cls, given: Mapping[str, Any] | None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    def from_request(
+        cls, given: Mapping[str, Any] | None, defaults: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
         """Build checked parameters from a client's mapping; `None` values mean "use the default".
 
         `defaults` (the model's generation defaults) fill what the client left out. Raises `ValueError` that
@@ -76,7 +78,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                     raise ValueError(f"{name}: {NOT_SERVED[name]}")
                 continue
             if name not in cls.__struct_fields__:
-                raise ValueError(f"{name}: unknown sampling parameter; known are {', '.join(cls.__struct_fields__)}")
+                raise ValueError(
+                    f"{name}: unknown sampling parameter; known are {', '.join(cls.__struct_fields__)}"
+                )
             if value is not None or name == "max_new_tokens":
                 values[name] = value
         if isinstance(values.get("stop"), str):
@@ -88,7 +92,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         params = cls(**values)
         if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
             raise ValueError(
-                f"min_new_tokens: must not exceed max_new_tokens, got {params.min_new_tokens} > {params.max_new_tokens}"
+                f"min_new_tokens: must not exceed max_new_tokens, "
+                f"got {params.min_new_tokens} > {params.max_new_tokens}"
             )
         return params
 
@@ -97,7 +102,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
-                    raise ValueError(f"{name}: token id {token_id} is outside the vocabulary (0 <= id < {vocab_size})")
+                    raise ValueError(
+                        f"{name}: token id {token_id} is outside the vocabulary (0 <= id < {vocab_size})"
+                    )
 
 
 def _number(low: float, high: float, *, open_low: bool = False) -> Any:
@@ -144,7 +151,9 @@ def _stop_strings(name: str, value: Any) -> list[str]:
 
 
 def _token_ids(name: str, value: Any) -> list[int]:
-    if not isinstance(value, list | tuple) or any(isinstance(i, bool) or not isinstance(i, int) for i in value):
+    if not isinstance(value, list | tuple) or any(
+        isinstance(i, bool) or not isinstance(i, int) for i in value
+    ):
         raise ValueError(f"{name}: must be a list of token ids, got {value!r}")
     return list(value)
 

@@ -113,7 +113,8 @@ class ScriptedAnswer:
 
     def outputs(self, tokenizer: ByteTokenizer) -> list[tuple[str, list[int]]]:
         """(cumulative text, cumulative ids) of each output. Half a character is not shown before the end."""
-        steps, ids = [], []
+        steps: list[tuple[str, list[int]]] = []
+        ids: list[int] = []
         for position, group in enumerate(self.groups):
             ids = [*ids, *group]
             text = tokenizer.decode(ids) if self.texts is None else self.texts[position]

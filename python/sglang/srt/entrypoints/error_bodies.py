@@ -73,11 +73,11 @@ def rejected_response(error: Exception) -> Response:
 
 def stream_error(error: Exception) -> dict[str, Any]:
     """The event that ends a native stream which failed after it had begun."""
-    rejected = isinstance(error, RequestRejected)
-    code = error.status_code if isinstance(error, RequestRejected) else 400
+    rejected = error if isinstance(error, RequestRejected) else None
+    code = rejected.status_code if rejected else 400
     return {
         "error": {
-            "message": error.message if rejected else str(error),
+            "message": rejected.message if rejected else str(error),
             "type": "invalid_request_error" if code < 500 else ERROR_TYPES.get(code, "InternalServerError"),
             "code": code,
             "retryable": False,

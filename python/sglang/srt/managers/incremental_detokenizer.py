@@ -22,7 +22,8 @@ _CONTEXT = 6
 class TokenDecoder(Protocol):
     """What is asked of a tokenizer here."""
 
-    all_special_ids: Sequence[int]
+    @property
+    def all_special_ids(self) -> Sequence[int]: ...
 
     def decode(
         self,

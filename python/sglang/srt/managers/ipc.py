@@ -134,7 +134,7 @@ class ServerChannel:
         self._in.setsockopt(zmq.RCVHWM, 0)
         self._in.bind(folder.server_address)
         # A plain socket: `send` must work in clean-up code that cannot await.
-        self._out_context = zmq.Context.shadow(self._context.underlying)
+        self._out_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
         self._out = self._out_context.socket(zmq.PUSH)
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.connect(folder.rank_address(world_rank))

@@ -91,7 +91,9 @@ def _prompts(obj: GenerateReqInput) -> list[str | list[int]]:
         return [_ids("input_ids", value)]
     if not value:
         raise rejected(name, "the prompt is empty; give at least one token")
-    return [_ids("input_ids", item) for item in value] if name == "input_ids" else list(value)
+    if name == "input_ids":
+        return [_ids("input_ids", item) for item in value]
+    return [item for item in value if isinstance(item, str)]
 
 
 def _rids(obj: GenerateReqInput, count: int | None) -> list[str]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -72,7 +72,7 @@ class TokenizerManager:
         self.model_config = model_config
         self.tokenizer = tokenizer
         self.rank_info = rank_info
-        self.served_model_name: str = self._serving.served_model_name
+        self.served_model_name = cast(str, self._serving.served_model_name)  # resolution gave it a name
         self.limits = RequestLimits(
             context_len=rank_info.get("context_len", model_config.context_len),
             vocab_size=rank_info.get("vocab_size", model_config.vocab_size),

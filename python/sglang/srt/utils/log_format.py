@@ -59,7 +59,7 @@ def configure_logging(level: str, *, ranks: str = "", logger_name: str | None = 
     """
     config_path = envs.SGLANG_LOGGING_CONFIG_PATH.get()
     if config_path:
-        logging.config.dictConfig(_read_config(pathlib.Path(config_path)))
+        logging.config.dictConfig(dict(_read_config(pathlib.Path(config_path))))
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(ranks, milliseconds=envs.SGLANG_LOG_MS.get()))

@@ -75,7 +75,7 @@ def test_broken_bytes_are_shown_as_soon_as_they_are_known_to_be_broken(tokenizer
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_joined_events_are_one_decode_of_all_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Whatever the ids are (broken bytes and special tokens included) and however they are cut into events."""
+    """Whatever the ids are (broken bytes, special tokens) and however they are cut into events."""
     ids = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=90))
     skip = data.draw(st.booleans())
     state = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)

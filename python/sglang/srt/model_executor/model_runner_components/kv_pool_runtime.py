@@ -72,8 +72,8 @@ def pool_tokens(
     if tokens < page_size:
         raise ValueError(
             f"the KV pool has no room for one page of {page_size} tokens: memory holds {fitting} tokens of "
-            f"{bytes_per_token} bytes, max_total_tokens is {max_total_tokens}; raise --mem-fraction-static or "
-            "--max-total-tokens, or lower --page-size"
+            f"{bytes_per_token} bytes, max_total_tokens is {max_total_tokens}; raise --mem-fraction-static "
+            "or --max-total-tokens, or lower --page-size"
         )
     return tokens
 

@@ -41,6 +41,12 @@ def test_a_name_with_a_colon_and_a_space_is_found():
     assert request(manager, "GET", "/v1/models/smol%3A%20135m").json()["id"] == "smol: 135m"
 
 
+def test_a_head_request_has_the_status_and_no_body():
+    for path, status in (("/v1/models", 200), ("/v1/models/org/tiny-model", 200), ("/v1/models/x", 404)):
+        response = request(ScriptedManager(), "HEAD", path)
+        assert response.status_code == status
+
+
 def test_an_unknown_model_is_404_with_the_code_clients_look_for():
     response = request(ScriptedManager(), "GET", "/v1/models/gpt-4")
     assert response.status_code == 404

@@ -54,6 +54,8 @@ def test_a_charset_that_is_not_utf8_is_400():
         b'{"prompt": "hi", "temperature": 1e400}',
         b'{"prompt": "\xff"}',
         b'{"prompt": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
     ],
 )
 def test_a_body_that_is_no_json_object_is_400(content):

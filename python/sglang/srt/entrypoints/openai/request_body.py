@@ -36,6 +36,8 @@ def decode_json(raw: bytes) -> Any:
         body = msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
         raise RequestRejected(f"the body is not valid JSON (UTF-8, no NaN or Infinity): {error}") from error
+    except RecursionError as error:
+        raise RequestRejected("the body is nested too deeply") from error
     if _LONG_DIGITS.search(raw):
         _refuse_wide_integers(body, "")
     return body

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 RANK_MODULE = "sglang.srt.entrypoints.rank_main"
 #: A rank learns of our end from end-of-file on its pipe; this long it may take to go by itself.
 _EOF_GRACE_S = 2.0
+#: A loop that runs no forward counts as stuck no sooner than this, however short the watchdog's time is.
+_IDLE_LOOP_ALLOWANCE_S = 20.0
 #: How long a stuck rank gets to write its stacks before it is declared dead.
 _DUMP_GRACE_S = 2.0
 
@@ -236,7 +238,11 @@ class RankProcesses:
     def _look_for_stuck_ranks(self) -> None:
         for rank, heartbeat in zip(self._ranks, self._heartbeats):
             age = heartbeat.age()
-            if rank.ready and not self._stopping and self._watchdog_timeout < age < float("inf"):
+            # Between forwards a loop turns once a second, but a busy machine may hold it up longer than that.
+            allowed = self._watchdog_timeout
+            if not heartbeat.in_forward:
+                allowed = max(allowed, _IDLE_LOOP_ALLOWANCE_S)
+            if rank.ready and not self._stopping and allowed < age < float("inf"):
                 logger.error(
                     "watchdog timeout: %s has made no progress for %.0f s; its stacks follow", rank.name, age
                 )

@@ -1,0 +1,158 @@
+"""Owns a real server process for tests: started on a free port with its own socket folder, watched, and ended.
+
+Used by the server lane. `python -m sglang.test.server_fixture ARGS` is the server over fake ranks. It must not leave a
+process or a file behind, whatever a test does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import psutil
+
+from sglang.srt.entrypoints.server_main import READY_LINE, run_server
+from sglang.srt.environ import child_environment
+from sglang.srt.server_args import prepare_server_args
+from sglang.test.fake_rank import FAKE_RANK
+
+#: A loaded machine starts slowly; a test must not fail for that.
+START_TIMEOUT_S = 180.0
+
+
+class RunningServer:
+    """One server process and what a test asks of it."""
+
+    def __init__(
+        self, arguments: list[str], *, fake: bool, environment: dict[str, str], folder: pathlib.Path
+    ) -> None:
+        self.runtime_dir = folder / "run"
+        self.runtime_dir.mkdir(exist_ok=True)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"server-{self.port}.log"
+        module = "sglang.test.server_fixture" if fake else "sglang.launch_server"
+        defaults = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, "--port", str(self.port), *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={
+                    **child_environment(**defaults),
+                    "SGLANG_RUNTIME_DIR": str(self.runtime_dir),
+                    **environment,
+                },
+            )
+        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+
+    def log(self) -> str:
+        """Everything the server and its ranks have written."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log()}")
+            return READY_LINE in self.log()
+
+        wait_until(ready, START_TIMEOUT_S, lambda: self.log())
+
+    def rank_pids(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait_exit(self, seconds: float = 10.0) -> int:
+        """The exit code; an assertion with the log when it does not come in time."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still there after {seconds} s:\n{self.log()}") from None
+
+    def leftovers(self) -> list[str]:
+        """Socket folders that are still there."""
+        return [path.name for path in self.runtime_dir.iterdir()]
+
+    def generate(self, **body: Any) -> httpx.Response:
+        return self.client.post("/generate", json=body)
+
+    def kill_all(self) -> None:
+        """The end of the test: whatever of it still lives is killed."""
+        family = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            main = psutil.Process(self.process.pid)
+            family = [*main.children(recursive=True), main]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        self.process.wait()
+        self.client.close()
+
+
+@contextlib.contextmanager
+def running_server(
+    model: str | pathlib.Path,
+    *flags: str,
+    fake: bool = False,
+    wait: bool = True,
+    folder: pathlib.Path | None = None,
+    **environment: str,
+) -> Iterator[RunningServer]:
+    """A server for the length of a block. `environment` is set for it; `folder` keeps its sockets and its log."""
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            # Short: the path of a unix socket holds 107 bytes.
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-")))
+        server = RunningServer(
+            ["--model-path", str(model), *flags], fake=fake, environment=environment, folder=folder
+        )
+        stack.callback(server.kill_all)
+        if wait:
+            server.wait_ready()
+        yield server
+
+
+def wait_until(
+    condition: Callable[[], Any], seconds: float, describe: Callable[[], str] | None = None
+) -> None:
+    """Poll until it holds; an assertion when it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s" + (f":\n{describe()}" if describe else ""))
+        time.sleep(0.02)
+
+
+def process_is_gone(pid: int) -> bool:
+    """True also for a zombie: it holds nothing any more."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    sys.exit(run_server(prepare_server_args(sys.argv[1:]), rank_module=FAKE_RANK))

@@ -166,7 +166,7 @@ class FakeWorker:
         states = prefix_states(ids)
         row = batch.sampling_rows[place]
         ask = None if batch.logprob_asks is None else batch.logprob_asks[place]
-        failure = None if row is None or self.failure is None else self.failure(ids.tolist())
+        failure = None if self.failure is None else self.failure(ids.tolist())
         token = None
         if row is not None and failure is None:
             state = int(states[-1])
@@ -176,8 +176,10 @@ class FakeWorker:
         result.next_token_ids.append(token)
         result.failures.append(failure)
         assert result.output_logprobs is not None and result.input_logprobs is not None
-        wanted = ask is not None and token is not None
-        result.output_logprobs.append(fake_token_logprob(int(states[-1]), token, ask) if wanted else None)
+        entry = None
+        if ask is not None and token is not None:
+            entry = fake_token_logprob(int(states[-1]), token, ask)
+        result.output_logprobs.append(entry)
         result.input_logprobs.append(self._input_logprobs(batch, place, states, ask))
 
     def _input_logprobs(
@@ -304,12 +306,14 @@ def run(
     """Send the messages, step until nothing is left, and give all answers so far; the books are checked
     after every step.
     """
-    scheduler.channel.inbox.extend(requests)
+    channel = scheduler.channel
+    assert isinstance(channel, MemoryChannel)
+    channel.inbox.extend(requests)
     for _ in range(max_steps):
         going_on = scheduler.step()
         if check:
             scheduler.invariants.check_sum()
             scheduler.invariants.check_slots()
-        if not going_on and not scheduler.channel.inbox:
-            return answers(scheduler.channel)
+        if not going_on and not channel.inbox:
+            return answers(channel)
     raise AssertionError(f"not done after {max_steps} steps")

@@ -121,6 +121,17 @@ def test_a_prefix_being_computed_in_chunks_is_waited_for(new_scheduler: New) -> 
     assert scheduler.worker.rows["extend"] == 97 + 3
 
 
+def test_a_chunk_can_be_shared_before_its_prompt_is_complete(new_scheduler: New) -> None:
+    scheduler = new_scheduler(chunked_prefill_size=64)
+    prefix = [(11 * i) % 900 for i in range(64)]
+    run(
+        scheduler,
+        make_request("a", [*prefix, *range(901, 921)], 2),
+        make_request("b", [*prefix, *range(9)], 2),
+    )
+    assert scheduler.worker.forwards["extend"] == 2 and scheduler.worker.rows["extend"] == 84 + 9
+
+
 def test_those_who_share_nothing_do_not_wait_for_the_shared_prefix(new_scheduler: New) -> None:
     scheduler = new_scheduler()
     shared = [make_request(f"s{i}", [*range(100, 200), i], 4) for i in range(3)]

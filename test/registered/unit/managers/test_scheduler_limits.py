@@ -110,6 +110,18 @@ def test_a_failed_row_fails_its_request_alone(new_scheduler: New) -> None:
     assert got["ok"].ids == expected_output(list(range(30)), 20)
 
 
+def test_what_a_failed_row_computed_is_not_shared(new_scheduler: New) -> None:
+    """Keys and values that led to NaN must not reach the next request with this prefix."""
+    scheduler = new_scheduler()
+    scheduler.worker.failure = lambda ids: "logits are not finite" if len(ids) > 25 else None
+    partial = run(scheduler, make_request("bad", list(range(20)), 20))["bad"].ids
+    assert len(partial) == 6
+    scheduler.worker.failure = None
+    prompt = [*range(20), *partial, 5]
+    answer = run(scheduler, make_request("next", prompt, 3))["next"]
+    assert answer.cached_tokens == 20 and answer.ids == expected_output(prompt, 3)
+
+
 def test_a_row_that_fails_with_its_prompt_leaves_nothing_behind(new_scheduler: New) -> None:
     scheduler = new_scheduler(chunked_prefill_size=16)
     scheduler.worker.failure = lambda ids: "logits are not finite" if 777 in ids else None

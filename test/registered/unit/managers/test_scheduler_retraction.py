@@ -39,6 +39,7 @@ def test_retracted_requests_go_on_without_a_gap(new_scheduler: New, page_size: i
         assert answer.events == [[token] for token in answer.ids], "a stream event is missing or comes twice"
         assert answer.output_logprobs == expected_logprobs([*prompt, *answer.ids], 30, ask)
         assert answer.input_logprobs is not None and len(answer.input_logprobs) == 25
+        assert answer.cached_tokens == 0, "its own tokens, found again after a retraction, are no cache hit"
     assert sum(answer.num_retractions for answer in got.values()) > 0
     assert scheduler.load.num_retractions == sum(answer.num_retractions for answer in got.values())
     assert scheduler.kv.used() == 0
@@ -97,22 +98,25 @@ def test_a_request_that_fills_the_pool_alone_ends_with_length(
     assert scheduler.kv.used() == 0
 
 
-def test_a_half_computed_prompt_gives_way_to_requests_that_decode(new_scheduler: New) -> None:
+def test_a_long_prompt_in_chunks_beside_a_dry_pool_keeps_its_logprobs(new_scheduler: New) -> None:
     scheduler = new_scheduler(pool_tokens=160, chunked_prefill_size=16, schedule_conservativeness=0.0)
     prompts = [*PROMPTS[:2], [(3 * i) % 900 for i in range(95)]]
-    got = run(
-        scheduler,
-        *(
-            make_request(f"r{i}", p, 40, return_logprob=True, logprob_start_len=0)
-            for i, p in enumerate(prompts)
-        ),
-    )
+    fields = {"return_logprob": True, "logprob_start_len": 0}
+    got = run(scheduler, *(make_request(f"r{i}", p, 40, **fields) for i, p in enumerate(prompts)))
     for i, prompt in enumerate(prompts):
         assert got[f"r{i}"].ids == expected_output(prompt, 40)
         entries = got[f"r{i}"].input_logprobs
         assert entries is not None and entries[0].logprob is None
         assert entries[1:] == expected_logprobs(prompt, 1, LogprobAsk())
     assert sum(a.num_retractions for a in got.values()) > 0
+
+
+def test_a_retracted_request_stands_at_the_head_of_the_queue(new_scheduler: New) -> None:
+    scheduler = new_scheduler(pool_tokens=128, schedule_conservativeness=0.0, max_running_requests=2)
+    scheduler.channel.inbox.extend(make_request(f"r{i}", p, 60) for i, p in enumerate(PROMPTS[:6]))
+    while not scheduler.load.num_retractions:
+        scheduler.step()
+    assert [req.num_retractions for req in scheduler.roster.waiting] == [1, 0, 0, 0, 0]
 
 
 def test_penalties_and_seed_position_survive_a_retraction(new_scheduler: New) -> None:

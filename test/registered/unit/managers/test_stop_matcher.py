@@ -38,6 +38,8 @@ def text(words: str) -> list[int]:
         ("abcdefg", ["bcd", "cd"], 4),
         ("DEFGX DEFGHIJ", ["DEFGHIJ"], 13),
         ("xyz", ["x"], 1),
+        ("abcdefghijklmnopqrstuvwxyz", ["cdefghijklmnopqrstu"], 21),
+        ("üüüüüüüüüüüü", ["üüüüüüüüüü"], 20),
         ("grüße!", ["üß"], 6),
     ],
 )

@@ -95,9 +95,8 @@ class BatchPlanner:
         budget = self._new_budget()
         parts: list[PrefillPart] = []
         if roster.prefilling is not None:
-            part = self._next_chunk(roster.prefilling, budget)
-            if part is None:
-                return []  # no room for its next chunk: the running ones must end or be pushed back first
+            req = roster.prefilling
+            part = self._make_part(req, min(req.seq_len - req.kv_len, budget.tokens), budget)
             parts.append(part)
             if part.completes_prompt:
                 roster.prefilling = None
@@ -117,16 +116,15 @@ class BatchPlanner:
             cuts_prompts=limits.chunk_size is not None,
         )
 
-    def _next_chunk(self, req: Req, budget: PrefillBudget) -> PrefillPart | None:
-        count = min(req.seq_len - req.kv_len, budget.tokens)
-        return self._make_part(req, count, budget)
+    def _make_part(self, req: Req, count: int, budget: PrefillBudget) -> PrefillPart:
+        """Allocate the next `count` tokens of a request that has a row.
 
-    def _make_part(self, req: Req, count: int, budget: PrefillBudget) -> PrefillPart | None:
-        """Allocate the next `count` tokens of a request that has a row."""
+        There is room: a prompt is admitted with all its tokens reserved, and nobody decodes before it is
+        complete.
+        """
         start, end = req.kv_len, req.kv_len + count
         slots = self._kv.extend(req, end)
-        if slots is None:
-            return None
+        assert slots is not None, "an admitted prompt lost its reserved room"
         budget.spend(count)
         return PrefillPart(req, req.token_ids()[start:end], start, end, slots, end == req.seq_len)
 
@@ -189,7 +187,6 @@ class BatchPlanner:
             self._kv.release(req, keep=False)
             return None
         part = self._make_part(req, count, budget)
-        assert part is not None, "room was checked"
         if req.cached_tokens is None:
             req.cached_tokens = len(match)
         self._num_started_ever += 1
@@ -235,13 +232,10 @@ class BatchPlanner:
         """The pool is dry: push requests back to the queue, those that lose least first, until the others
         can go on.
 
-        A half-computed prompt goes first (its chunks stay cached), then the request with the fewest output
-        tokens. The last one is never pushed back: when even it finds no slot, it ends with `length`.
+        The request with the fewest output tokens goes first; all its pages stay cached until somebody needs
+        them. The last one is never pushed back: when even it finds no slot, it ends with `length`.
         """
         roster, before = self._roster, self._ratio.value
-        if roster.prefilling is not None:
-            self._retract(roster.prefilling, plan)
-            roster.prefilling = None
         by_loss = sorted(
             roster.running, key=lambda req: (-len(req.output_ids), len(req.prompt_ids), req.arrival)
         )
@@ -276,8 +270,6 @@ class BatchPlanner:
     def _retract(self, req: Req, plan: Plan) -> None:
         self._kv.release(req, keep=True)
         req.num_retractions += 1
-        if req.wants_input_logprobs:
-            req.input_logprobs.clear()  # its prompt was not complete: it is asked again from the start
         plan.retracted.append(req)
 
     def _end_for_want_of_room(self, req: Req, plan: Plan) -> None:

@@ -101,7 +101,11 @@ def init_distributed_environment(
     if timeout_s is not None:
         meeting["timeout"] = timedelta(seconds=timeout_s)
     torch.distributed.init_process_group(backend, rank=rank, world_size=world_size, **meeting)
-    _WORLD = GroupCoordinator([list(range(world_size))], local_rank, backend, group_name="world")
+    try:
+        _WORLD = GroupCoordinator([list(range(world_size))], local_rank, backend, group_name="world")
+    except BaseException:
+        torch.distributed.destroy_process_group()
+        raise
 
 
 def destroy_distributed_environment() -> None:

@@ -7,7 +7,6 @@ resolution: the fields are declared beside the record as they are given.
 
 from __future__ import annotations
 
-import copy
 import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang.srt.arg_groups.overrides import declare
-from sglang.srt.runtime_context.publication import Publication, build_publication
+from sglang.srt.runtime_context.publication import build_publication
 
 if TYPE_CHECKING:
     from sglang.srt.runtime_context.context import RuntimeContext
@@ -39,7 +38,8 @@ class ContextSnapshot:
 
     def __init__(self, context: RuntimeContext, *, all_flags: bool = False) -> None:
         self._context = context
-        self._publication = _frozen(context)
+        # Kept as it is: only a publication in force grows, and this one is out of force until it is put back.
+        self._publication = context.publication
         self._loose_stamp = dict(context.parallel._stamp)
         self._flags = context.flags.snapshot()
         if not all_flags:
@@ -54,17 +54,6 @@ class ContextSnapshot:
         if self._publication is None:
             self._context.parallel.put(None, self._loose_stamp)
         self._context.flags.restore(self._flags)
-
-
-def _frozen(context: RuntimeContext) -> Publication | None:
-    """The publication with its growing parts copied, so that what follows does not grow into it."""
-    current = context.publication
-    if current is None:
-        return None
-    kept = copy.copy(current)
-    kept.stamp = dict(current.stamp)
-    kept.log = list(current.log)
-    return kept
 
 
 class ServerArgsOverride:

@@ -50,11 +50,33 @@ def test_a_leaf_is_answered_by_scope_then_stamp_then_publish(name: str) -> None:
     assert getattr(parallel, name) is published
 
 
-@pytest.mark.parametrize("name, getter", sorted(_LIVE_READS.items()))
+#: Written out by hand: a table compared with itself would hide a name wired to its neighbour's getter.
+GETTERS = {
+    "launch_world_size": "get_world_size",
+    "launch_world_rank": "get_world_rank",
+    "tp_rank": "get_tensor_model_parallel_rank",
+    "pp_rank": "get_pipeline_model_parallel_rank",
+    "dcp_rank": "get_dcp_rank",
+    "moe_ep_rank": "get_moe_expert_parallel_rank",
+    "moe_dp_rank": "get_moe_data_parallel_rank",
+    "moe_tp_rank": "get_moe_tensor_parallel_rank",
+    "attn_tp_rank": "get_attn_tensor_model_parallel_rank",
+    "attn_cp_rank": "get_attn_context_model_parallel_rank",
+} | {
+    f"{kind}_group": f"get_{kind}_group"
+    for kind in ("world", "tp", "pp", "dcp", "moe_ep", "moe_dp", "moe_tp", "attn_tp", "attn_cp")
+}
+
+
+def test_the_live_names_are_the_ranks_the_groups_and_the_launch_width() -> None:
+    assert set(_LIVE_READS) == set(GETTERS)
+
+
+@pytest.mark.parametrize("name, getter", sorted(GETTERS.items()))
 def test_a_live_name_asks_its_own_getter_and_no_other(name: str, getter: str) -> None:
     sentinel = object()
     refuse = AssertionError("another getter was asked")
-    others = [patch(f"{GETTER_MODULE}.{other}", side_effect=refuse) for other in set(_LIVE_READS.values())]
+    others = [patch(f"{GETTER_MODULE}.{other}", side_effect=refuse) for other in set(GETTERS.values())]
     for other in others:
         other.start()
     try:

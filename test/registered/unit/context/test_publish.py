@@ -146,6 +146,12 @@ def test_publishing_while_groups_of_other_widths_stand_is_refused(monkeypatch: p
     publish(_record(tp_size=2), role="test")  # the same widths may be published again
 
 
+def test_replicas_of_the_whole_model_are_not_attention_data_parallelism() -> None:
+    publish(_record(tp_size=2, dp_size=2), role="test")
+    assert (get_parallel().dp_size, get_parallel().attn_dp_size, get_parallel().attn_tp_size) == (2, 1, 2)
+    assert not get_flags().dp.enabled
+
+
 def test_publishing_again_replaces_role_bags_log_stamps_and_flags() -> None:
     publish(
         _record(tp_size=2, dp_size=2, enable_dp_attention=True, enable_torch_compile=True),

@@ -43,20 +43,27 @@ def _answers() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def target(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Rank 7 of eight: attention replicas 2 x context 2 x tensor 2, experts 2 x 2 x 2, two stages."""
-    record = ServerArgs(
-        model_path="dummy", tp_size=8, pp_size=2, dp_size=2, enable_dp_attention=True, attn_cp_size=2,
-        ep_size=2, moe_dp_size=2,
-    )  # fmt: skip
+def _publish_target(monkeypatch: pytest.MonkeyPatch, **experts: int) -> Any:
+    """Rank 7 of eight, second stage: attention replicas 2 x context 2 x tensor 2."""
+    attention = {"dp_size": 2, "enable_dp_attention": True, "attn_cp_size": 2}
+    record = ServerArgs(model_path="dummy", tp_size=8, pp_size=2, **attention, **experts)
     publish(record, role="scheduler", ranks=SpawnRanks(world_rank=15, dp_rank=0))
     monkeypatch.setattr(parallel_state, "_ATTN_TP", _group(2, 1))
     monkeypatch.setattr(parallel_state, "_SELF_PP", _group(1, 0))
     return get_parallel()
 
 
-def test_an_owning_scope_states_every_name_of_the_drafts_world_and_no_other(target: Any) -> None:
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return _publish_target(monkeypatch, ep_size=2, moe_dp_size=2)
+
+
+@pytest.mark.parametrize("experts", [{"ep_size": 2, "moe_dp_size": 2}, {"ep_size": 2}, {"ep_size": 8}, {}])
+def test_an_owning_scope_states_every_name_of_the_drafts_world_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, experts: dict[str, int]
+) -> None:
+    """Over several expert layouts: with a single one a name left out can already have the draft's value."""
+    target = _publish_target(monkeypatch, **experts)
     before = _answers()
     draft, alone = target.attn_tp_group, parallel_state._SELF_PP
     with draft_tp_context(owns_attention=True):

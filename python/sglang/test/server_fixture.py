@@ -1,7 +1,8 @@
-"""Owns a real server process for tests: started on a free port with its own socket folder, watched, and ended.
+"""Owns a real server process for tests: started on a free port with its own socket folder, watched, and
+ended.
 
-Used by the server lane. `python -m sglang.test.server_fixture ARGS` is the server over fake ranks. It must not leave a
-process or a file behind, whatever a test does.
+Used by the server lane. `python -m sglang.test.server_fixture ARGS` is the server over fake ranks. It must
+not leave a process or a file behind, whatever a test does.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ def running_server(
     folder: pathlib.Path | None = None,
     **environment: str,
 ) -> Iterator[RunningServer]:
-    """A server for the length of a block. `environment` is set for it; `folder` keeps its sockets and its log."""
+    """A server for the length of a block. `environment` is set for it; `folder` keeps its sockets and its
+    log.
+    """
     with contextlib.ExitStack() as stack:
         if folder is None:
             # Short: the path of a unix socket holds 107 bytes.

@@ -1,10 +1,11 @@
-"""`sgl.Engine` in the user's own process: whole, streamed, batched, in and out of event loops, and its ends."""
+"""`sgl.Engine` in the user's own process: whole, streamed, batched, beside event loops, and its ends."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=40, suite="server-cpu")
 
 import asyncio
+import itertools
 import os
 import pathlib
 import signal
@@ -61,7 +62,7 @@ def test_a_stream_ends_with_the_whole_answer(engine: sgl.Engine) -> None:
     whole = engine.generate("hello there", GREEDY)
     pieces = list(engine.generate("hello there", GREEDY, stream=True))
     assert len(pieces) > 1
-    assert all(later["text"].startswith(earlier["text"]) for earlier, later in zip(pieces, pieces[1:]))
+    assert all(later["text"].startswith(earlier["text"]) for earlier, later in itertools.pairwise(pieces))
     assert pieces[-1]["text"] == whole["text"]  # type: ignore[call-overload]
     assert [p["meta_info"]["finish_reason"] for p in pieces[:-1]] == [None] * (len(pieces) - 1)
 

@@ -1,4 +1,7 @@
-"""The life of a server: deaths, drains, signals, and that nothing is left behind. Ranks are fake where the model does not matter."""
+"""The life of a server: deaths, drains, signals, and that nothing is left behind.
+
+Ranks are fake where the model does not matter.
+"""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -1,0 +1,117 @@
+"""Five hundred short requests at once sixteen by sixteen, with aborts and hang-ups in between: nothing is lost, nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import httpx
+import psutil
+import pytest
+
+from sglang.test.ci.ci_register import register_cpu_ci
+from sglang.test.server_fixture import RunningServer, running_server, wait_until
+from sglang.test.tiny_models import write_tiny_model
+
+register_cpu_ci(est_time=30, suite="server-cpu")
+
+NUM_REQUESTS = 500
+CONCURRENCY = 16
+#: What an allocator may keep; a request that leaked its state or a page map would cost far more over 250 of them.
+MEMORY_SLACK_BYTES = 24 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    model = write_tiny_model(tmp_path_factory.mktemp("soak"))
+    with running_server(model, "--max-total-tokens", "1500", "--max-running-requests", "12") as running:
+        yield running
+
+
+def state(server: RunningServer) -> dict:
+    return server.client.get("/server_info").json()["internal_states"][0]
+
+
+def resident_bytes(server: RunningServer) -> int:
+    return sum(psutil.Process(pid).memory_info().rss for pid in [server.process.pid, *server.rank_pids()])
+
+
+async def one_request(client: httpx.AsyncClient, number: int, rng: random.Random) -> str:
+    """Send one request and end it in one of four ways; the way it ended is the answer."""
+    body = {
+        "text": f"shared words for {number % 7} " + "x" * rng.randrange(1, 60),
+        "rid": f"r{number:04d}/",
+        "sampling_params": {
+            "max_new_tokens": rng.randrange(1, 40),
+            "ignore_eos": rng.random() < 0.5,
+            "temperature": 0.7,
+        },
+    }
+    way = rng.choice(["whole", "whole", "stream", "abort", "hang up"])
+    if way in ("stream", "hang up"):
+        async with client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            lines = [line async for line in _lines(answer, 2 if way == "hang up" else None) if line]
+        if way == "stream":
+            assert lines[-1] == "data: [DONE]"
+            assert '"finish_reason":null' not in lines[-2]
+        return way
+    if way == "abort":
+        body["sampling_params"] = {"max_new_tokens": 300, "ignore_eos": True}
+        running = asyncio.create_task(client.post("/generate", json=body))
+        await asyncio.sleep(rng.random() * 0.05)
+        while not running.done():  # it may not have arrived yet when the first abort does
+            await client.post("/abort_request", json={"rid": body["rid"]})
+            await asyncio.sleep(0.02)
+        answer = await running
+    else:
+        answer = await client.post("/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    meta = answer.json()["meta_info"]
+    assert meta["finish_reason"]["type"] in (("abort", "length") if way == "abort" else ("stop", "length"))
+    assert meta["completion_tokens"] == len(answer.json()["output_ids"])
+    return way
+
+
+async def _lines(answer: httpx.Response, limit: int | None):
+    seen = 0
+    async for line in answer.aiter_lines():
+        yield line
+        seen += 1
+        if limit is not None and seen >= limit:
+            return
+
+
+async def many(url: str, numbers: range, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    gate = asyncio.Semaphore(CONCURRENCY)
+    limits = httpx.Limits(max_connections=2 * CONCURRENCY)
+    async with httpx.AsyncClient(base_url=url, timeout=120.0, limits=limits) as client:
+
+        async def gated(number: int) -> str:
+            async with gate:
+                return await one_request(client, number, random.Random(rng.random()))
+
+        return await asyncio.gather(*(gated(number) for number in numbers))
+
+
+def is_idle(server: RunningServer) -> bool:
+    now = state(server)
+    return now["num_running_reqs"] == 0 and now["num_queue_reqs"] == 0
+
+
+def test_five_hundred_requests_with_aborts_leave_nothing_behind(server: RunningServer) -> None:
+    """A leaked slot, page, state or connection would show in the counters, in the memory or as a lost answer."""
+    half = NUM_REQUESTS // 2
+    ways = asyncio.run(many(server.url, range(half), seed=1))
+    wait_until(lambda: is_idle(server), 10.0, server.log)
+    before = resident_bytes(server)
+    ways += asyncio.run(many(server.url, range(half, NUM_REQUESTS), seed=2))
+    wait_until(lambda: is_idle(server), 10.0, server.log)
+
+    assert len(ways) == NUM_REQUESTS
+    assert {"whole", "stream", "abort", "hang up"} == set(ways)
+    assert resident_bytes(server) - before < MEMORY_SLACK_BYTES
+    assert server.client.get("/flush_cache").status_code == 200
+    assert state(server)["num_used_tokens"] == 0
+    assert server.generate(text="after all", sampling_params={"max_new_tokens": 4}).status_code == 200

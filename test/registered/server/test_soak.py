@@ -1,4 +1,4 @@
-"""Five hundred short requests at once sixteen by sixteen, with aborts and hang-ups in between: nothing is lost, nothing is kept."""
+"""Five hundred short requests, sixteen at a time, with aborts and hang-ups in between: nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ register_cpu_ci(est_time=30, suite="server-cpu")
 
 NUM_REQUESTS = 500
 CONCURRENCY = 16
-#: What an allocator may keep; a request that leaked its state or a page map would cost far more over 250 of them.
+#: What an allocator may keep; a request that leaked its state would cost far more, 250 times.
 MEMORY_SLACK_BYTES = 24 << 20
 
 
@@ -101,7 +101,7 @@ def is_idle(server: RunningServer) -> bool:
 
 
 def test_five_hundred_requests_with_aborts_leave_nothing_behind(server: RunningServer) -> None:
-    """A leaked slot, page, state or connection would show in the counters, in the memory or as a lost answer."""
+    """A leaked slot, state or connection would show in the counters, the memory or as a lost answer."""
     half = NUM_REQUESTS // 2
     ways = asyncio.run(many(server.url, range(half), seed=1))
     wait_until(lambda: is_idle(server), 10.0, server.log)

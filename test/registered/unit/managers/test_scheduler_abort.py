@@ -10,6 +10,7 @@ import pytest
 
 from sglang.srt.environ import envs
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components import request_receiver
 from sglang.srt.messages.io_struct import AbortReq
 from sglang.test.mock_model import answers, expected_output, make_request, run
 
@@ -118,24 +119,23 @@ def test_what_an_aborted_prompt_had_computed_is_reused(new_scheduler: New) -> No
     assert run(scheduler, make_request("again", PROMPT, 4))["again"].cached_tokens == 48
 
 
-def test_requests_end_when_their_time_in_the_queue_or_in_the_batch_is_over(new_scheduler: New) -> None:
-    for variable, ended in (
-        (envs.SGLANG_REQ_WAITING_TIMEOUT, "waiting"),
-        (envs.SGLANG_REQ_RUNNING_TIMEOUT, "running"),
-    ):
-        with variable.override(1e-9):
-            scheduler = new_scheduler(max_running_requests=1)
-        scheduler.channel.inbox.extend(
-            [make_request("running", PROMPT, 9), make_request("waiting", PROMPT, 9)]
-        )
-        scheduler.receiver.expire()
-        for message in scheduler.channel.recv_all():
-            scheduler.receiver.accept(message)
-        plan = scheduler.planner.plan()
-        assert plan.batch is not None
-        scheduler.processor.process(plan.batch, scheduler.worker.forward_batch_generation(plan.batch.forward))
-        scheduler.receiver.expire()
-        scheduler.receiver.expire()
-        scheduler.streamer.flush()
-        reasons = {rid: a.finish_reason for rid, a in answers(scheduler.channel).items() if a.finish_reason}
-        assert list(reasons) == [ended] and reasons[ended].status_code == 503
+@pytest.mark.parametrize("stage", ["waiting", "running"])
+def test_a_request_ends_when_its_time_in_the_queue_or_in_the_batch_is_over(
+    new_scheduler: New, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = {"waiting": envs.SGLANG_REQ_WAITING_TIMEOUT, "running": envs.SGLANG_REQ_RUNNING_TIMEOUT}[stage]
+    now = [100.0]
+    monkeypatch.setattr(request_receiver.time, "monotonic", lambda: now[0])
+    with variable.override(5.0):
+        scheduler = new_scheduler(max_running_requests=1)
+    scheduler.channel.inbox.extend([make_request("running", PROMPT, 9), make_request("waiting", PROMPT, 9)])
+    for second in (100.0, 104.0, 107.0):
+        now[0] = second
+        scheduler.step()
+    ended = {rid: a.finish_reason for rid, a in answers(scheduler.channel).items() if a.finish_reason}
+    assert set(ended) == ({"waiting"} if stage == "waiting" else set())
+    now[0] = 110.0
+    scheduler.step()
+    ended = {rid: a.finish_reason for rid, a in answers(scheduler.channel).items() if a.finish_reason}
+    assert list(ended) == [stage] and ended[stage] is not None
+    assert ended[stage].status_code == 503 and "5 s" in (ended[stage].message or "")

@@ -22,8 +22,6 @@ from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.runtime_context import get_server_args
 from sglang.version import __version__
 
-_READ = ["GET", "HEAD"]
-
 
 def build_health_router(status: ServerStatus) -> APIRouter:
     """What watchers ask: is it there, is it healthy, does it take work."""
@@ -32,23 +30,28 @@ def build_health_router(status: ServerStatus) -> APIRouter:
     def answer(why: str | None) -> Response:
         return json_response({"status": "ok"}) if why is None else error_response(why, 503)
 
-    @router.api_route("/", methods=_READ)
+    @router.get("/")
+    @router.head("/", include_in_schema=False)
     async def hello() -> Response:
         return PlainTextResponse(f"sglang {__version__} is running; see /docs for its routes\n")
 
-    @router.api_route("/ping", methods=_READ)
+    @router.get("/ping")
+    @router.head("/ping", include_in_schema=False)
     async def ping() -> Response:
         return json_response({"status": "ok"})
 
-    @router.api_route("/health", methods=_READ)
+    @router.get("/health")
+    @router.head("/health", include_in_schema=False)
     async def health() -> Response:
         return answer(status.why_unhealthy())
 
-    @router.api_route("/ready", methods=_READ)
+    @router.get("/ready")
+    @router.head("/ready", include_in_schema=False)
     async def ready() -> Response:
         return answer(status.why_unhealthy())
 
-    @router.api_route("/health_generate", methods=_READ)
+    @router.get("/health_generate")
+    @router.head("/health_generate", include_in_schema=False)
     async def health_generate() -> Response:
         why = status.why_unhealthy()
         if why is None and envs.SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION.get():
@@ -113,7 +116,8 @@ def build_control_router(status: ServerStatus) -> APIRouter:
     """What changes the state of the server."""
     router = APIRouter(tags=["control"])
 
-    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    @router.post("/flush_cache")
+    @router.get("/flush_cache", include_in_schema=False)
     async def flush_cache(request: Request) -> Response:
         try:
             timeout = _seconds(request.query_params.get("timeout", "0"))

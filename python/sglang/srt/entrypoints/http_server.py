@@ -41,7 +41,6 @@ def build_app(status: ServerStatus, policy: AccessPolicy) -> FastAPI:
     app = FastAPI(
         title="sglang",
         version=__version__,
-        root_path=serving.fastapi_root_path,
         openapi_url=None if hidden else "/openapi.json",
     )
     add_routes(app, build_health_router(status))
@@ -69,11 +68,18 @@ def add_openai_routes(app: FastAPI, status: ServerStatus) -> None:
 
 
 def add_routes(app: FastAPI, router: APIRouter) -> None:
-    """Include a router, every route of which must have its level of access."""
+    """Include a router, every route of which must have its level of access.
+
+    `app.state.route_table` lists (method, path) of all that was added.
+    """
+    if not hasattr(app.state, "route_table"):
+        app.state.route_table = set()
+    table: set[tuple[str, str]] = app.state.route_table
     for route in router.routes:
         path = getattr(route, "path", str(route))
         if level_of(path) is None:
             raise RuntimeError(f"the route {path} has no level of access; give it one in http_auth.py")
+        table.update((method, path) for method in getattr(route, "methods", ()))
     app.include_router(router)
 
 
@@ -123,6 +129,8 @@ class HttpServer(uvicorn.Server):
             ssl_certfile=serving.ssl_certfile,
             backlog=BACKLOG,
             server_header=False,
+            # The proxy has cut this prefix off; uvicorn tells the application that it was there.
+            root_path=serving.fastapi_root_path,
         )
         super().__init__(config)
         self._sock = sock

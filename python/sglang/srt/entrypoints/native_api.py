@@ -34,7 +34,8 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
     """`/generate`, POST and PUT. `incremental` makes streams carry what is new instead of all so far."""
     router = APIRouter(tags=["native"])
 
-    @router.api_route("/generate", methods=["POST", "PUT"])
+    @router.post("/generate")
+    @router.put("/generate", include_in_schema=False)
     async def generate(request: Request) -> Response:
         try:
             obj = parse_generate(await read_json(request))

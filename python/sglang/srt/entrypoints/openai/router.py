@@ -32,11 +32,13 @@ def build_openai_router(manager: Manager, settings: ServingSettings | None = Non
     async def text_completions(request: Request) -> Response:
         return await serve(request, completions, manager, chosen)
 
-    @router.api_route("/v1/models", methods=["GET", "HEAD"])
+    @router.get("/v1/models")
+    @router.head("/v1/models", include_in_schema=False)
     async def list_models() -> dict[str, Any]:
         return models.all()
 
-    @router.api_route("/v1/models/{model_id:path}", methods=["GET", "HEAD"])
+    @router.get("/v1/models/{model_id:path}")
+    @router.head("/v1/models/{model_id:path}", include_in_schema=False)
     async def show_model(model_id: str) -> Response:
         return models.one(model_id)
 

@@ -1,0 +1,168 @@
+"""The small parts of the doors: fields of a request, incremental events, secrets, the command line."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=3, suite="unit-cpu")
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import sglang
+from sglang import cli
+from sglang.srt.entrypoints.generate_fields import parse_generate
+from sglang.srt.entrypoints.incremental_view import IncrementalView
+from sglang.srt.entrypoints.listen_socket import listen
+from sglang.srt.entrypoints.server_information import launch_command
+from sglang.srt.entrypoints.sse import DONE, EventStream, event, first_then
+from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.server_args import ServerArgs
+
+
+def test_nulls_mean_the_default_and_old_names_still_work() -> None:
+    obj = parse_generate(
+        {"text": "a", "stream": None, "lora_path": None, "image_data": [], "data_parallel_rank": 0}
+    )
+    assert (obj.text, obj.stream, obj.routed_dp_rank) == ("a", False, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([], "JSON object"),
+        ({"text": "a", "image_data": "x"}, "image_data: only text"),
+        ({"text": "a", "session_params": {"id": 1}}, "session_params: is not supported yet"),
+        ({"txet": "a"}, "did you mean text"),
+        ({"zzz": 1}, "known keys are"),
+    ],
+)
+def test_a_key_that_would_be_ignored_is_refused(body: Any, message: str) -> None:
+    with pytest.raises(RequestRejected, match=message):
+        parse_generate(body)
+
+
+def test_incremental_events_carry_only_what_is_new() -> None:
+    view = IncrementalView()
+
+    def answer(count: int, index: int) -> dict[str, Any]:
+        logprobs = [[-1.0, i, None] for i in range(count)]
+        meta = {"output_token_logprobs": logprobs, "input_token_logprobs": [1], "completion_tokens": count}
+        return {"text": "abcdef"[:count], "output_ids": list(range(count)), "meta_info": meta, "index": index}
+
+    news = [view.news(answer(count, index)) for count in (1, 3, 6) for index in (0, 1)]
+    assert "".join(item["text"] for item in news if item["index"] == 0) == "abcdef"
+    assert [item["output_ids"] for item in news if item["index"] == 1] == [[0], [1, 2], [3, 4, 5]]
+    assert [len(item["meta_info"]["output_token_logprobs"]) for item in news[::2]] == [1, 2, 3]
+    assert all(item["meta_info"]["input_token_logprobs"] == [1] for item in news)
+    assert news[-1]["meta_info"]["completion_tokens"] == 6
+
+
+def test_no_secret_is_part_of_the_launch_command_however_it_was_spelled() -> None:
+    record = ServerArgs(model_path="m", api_key="abc-key", admin_api_key="abc-key-admin")
+    argv = ["serve", "m", "--api-key", "abc-key", "--admin=abc-key-admin", "--port", "1"]
+    assert launch_command(argv, record) == "serve m --api-key *** --admin=*** --port 1"
+
+
+class _Source:
+    """Events that end as told; remembers whether it was closed."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = list(items)
+        self.closed = False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self.items:
+            raise StopAsyncIteration
+        item = self.items.pop(0)
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def sent_by(source: _Source, fail_after: int | None = None) -> bytes:
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        if fail_after is not None and len(sent) >= fail_after:
+            raise OSError("gone")
+        sent.append(message.get("body", b""))
+
+    async def main() -> None:
+        stream = EventStream(source, on_error=lambda error: {"error": str(error)})  # type: ignore[arg-type]
+        await stream({}, None, send)  # type: ignore[arg-type]
+
+    try:
+        asyncio.run(main())
+    except OSError:
+        assert fail_after is not None
+    return b"".join(sent)
+
+
+def test_a_stream_ends_with_done_and_closes_its_source() -> None:
+    source = _Source({"a": 1}, {"b": 2})
+    assert sent_by(source) == event({"a": 1}) + event({"b": 2}) + DONE
+    assert source.closed
+
+
+def test_an_error_in_a_stream_is_one_event_and_done() -> None:
+    source = _Source({"a": 1}, RequestRejected("late"), {"never": 1})
+    assert sent_by(source) == event({"a": 1}) + event({"error": "late"}) + DONE
+    assert source.closed
+
+
+def test_a_client_that_breaks_off_closes_the_source() -> None:
+    source = _Source({"a": 1}, {"b": 2})
+    sent_by(source, fail_after=2)
+    assert source.closed
+
+
+def test_what_fails_before_the_first_item_fails_before_the_answer_begins() -> None:
+    async def main() -> None:
+        with pytest.raises(RequestRejected):
+            await first_then(_Source(RequestRejected("early")))  # type: ignore[arg-type]
+        found, items = await first_then(_Source(1, 2))  # type: ignore[arg-type]
+        assert found
+        assert [item async for item in items] == [1, 2]
+        assert (await first_then(_Source()))[0] is False  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+def test_a_port_is_taken_from_the_moment_it_is_listened_on() -> None:
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port}"):
+            listen("127.0.0.1", port)
+    with pytest.raises(ValueError, match="cannot listen"):
+        listen("256.1.1.1", 0)
+
+
+def test_the_command_line_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out.strip() == sglang.__version__
+    assert cli.main(["help"]) == 0
+    assert "serve" in capsys.readouterr().out
+    assert cli.main(["fly"]) == 2
+    assert "no command 'fly'" in capsys.readouterr().err
+    assert cli.main([]) == 2
+
+
+def test_the_package_offers_its_names_and_loads_no_torch() -> None:
+    code = (
+        "import sys, sglang; assert set(sglang.__all__) <= set(dir(sglang))\n"
+        "sglang.Engine; sglang.ServerArgs\n"
+        "import sglang.srt.entrypoints.http_server; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = sglang.Nothing

@@ -1,0 +1,297 @@
+"""What a process of the engine stands on: socket folders, wires, rank processes, heartbeats, log lines."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=12, suite="unit-cpu")
+
+import asyncio
+import contextlib
+import logging
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sglang.srt.environ import envs
+from sglang.srt.managers import rank_processes
+from sglang.srt.managers.ipc import RankChannel, ServerChannel, SocketFolder, sweep_dead_folders
+from sglang.srt.managers.rank_config import RankConfig
+from sglang.srt.managers.rank_processes import RankDied, RankProcesses, rank_environment
+from sglang.srt.messages import io_struct
+from sglang.srt.utils.cpu_binding import cores_of_rank, parse_core_lists
+from sglang.srt.utils.heartbeat import Heartbeat, HeartbeatReader
+from sglang.srt.utils.log_format import LineFormatter, rank_suffix
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> Iterator[SocketFolder]:
+    with envs.SGLANG_RUNTIME_DIR.override(str(tmp_path)):
+        folder = SocketFolder()
+        yield folder
+        folder.remove()
+
+
+# --- folders ----
+
+
+def test_a_folder_is_private_named_by_pid_and_goes_away(folder: SocketFolder) -> None:
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert f"-{os.getpid()}-" in folder.path.name
+    folder.remove()
+    folder.remove()
+    assert not folder.path.exists()
+
+
+def test_a_sweep_takes_dead_folders_and_leaves_living_and_strange_ones(folder: SocketFolder) -> None:
+    root = folder.path.parent
+    code = "from sglang.srt.managers.ipc import SocketFolder; print(SocketFolder().path)"
+    dead = pathlib.Path(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    )
+    assert dead.is_dir()
+    (root / "sglang-notes").mkdir()
+    assert sweep_dead_folders(root) == [dead]
+    assert folder.path.is_dir()
+    assert (root / "sglang-notes").is_dir()
+
+
+def test_a_path_that_no_socket_can_have_is_refused_with_the_cure(tmp_path: pathlib.Path) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    with envs.SGLANG_RUNTIME_DIR.override(str(deep)):
+        folder = SocketFolder()
+        with contextlib.closing(contextlib.ExitStack()) as stack:
+            stack.callback(folder.remove)
+            with pytest.raises(ValueError, match="SGLANG_RUNTIME_DIR"):
+                _ = folder.server_address
+
+
+# --- wires ----
+
+
+def test_messages_cross_in_order_in_both_directions(folder: SocketFolder) -> None:
+    async def main() -> None:
+        rank = RankChannel(listen=folder.rank_address(0), server=folder.server_address)
+        server = ServerChannel(folder)
+        assert rank.recv_all() == []
+        assert rank.wait(0.01) is False
+        for number in range(50):
+            server.send(io_struct.GetInternalStateReq(call_id=number))
+        seen: list[Any] = []
+        while len(seen) < 50:
+            assert await asyncio.to_thread(rank.wait, 5.0)
+            seen += rank.recv_all()
+        assert [message.call_id for message in seen] == list(range(50))
+        for number in range(50):
+            rank.send(io_struct.FlushCacheReqOutput(call_id=number, success=True))
+        assert [(await server.recv()).call_id for _ in range(50)] == list(range(50))  # type: ignore[union-attr]
+        rank.close()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_sending_to_a_rank_that_is_gone_does_not_block(folder: SocketFolder) -> None:
+    async def main() -> None:
+        server = ServerChannel(folder)
+        for number in range(5000):
+            server.send(io_struct.GetInternalStateReq(call_id=number))
+        server.close(linger_ms=0)
+
+    asyncio.run(main())
+
+
+# --- ranks ----
+
+
+@pytest.fixture
+def rank_module(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Write the body of a rank; it is importable as `small_rank` in the child."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def write(body: str) -> str:
+        head = "import os, sys, time\nfrom sglang.srt.entrypoints.rank_life import RankLife\n"
+        head += "from sglang.srt.messages import io_struct\nlife, config = RankLife.begin(sys.argv)\n"
+        (tmp_path / "small_rank.py").write_text(head + textwrap.dedent(body))
+        return "small_rank"
+
+    yield write
+
+
+@contextlib.contextmanager
+def started(folder: SocketFolder, module: str, count: int = 1) -> Iterator[tuple[RankProcesses, list[str]]]:
+    deaths: list[str] = []
+    configs = [
+        RankConfig(
+            configuration=b"x" * 200_000,  # more than a pipe holds: the parent must not wait for ever
+            world_rank=rank,
+            world_size=count,
+            folder=str(folder.path),
+            listen=folder.rank_address(rank),
+            server=folder.server_address,
+            heartbeat=str(folder.heartbeat_path(rank)),
+            parent_pid=os.getpid(),
+        )
+        for rank in range(count)
+    ]
+    ranks = RankProcesses(configs, on_death=deaths.append, module=module)
+    try:
+        yield ranks, deaths
+    finally:
+        ranks.stop(grace_s=0.0)
+
+
+READY = (
+    "life.say(io_struct.RankReady(world_rank=config.world_rank, info={'size': len(config.configuration)}))\n"
+)
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "never happened"
+        time.sleep(0.01)
+
+
+def test_ranks_report_ready_and_leave_when_their_pipe_ends(folder: SocketFolder, rank_module: Any) -> None:
+    with started(folder, rank_module(READY + "time.sleep(60)"), count=2) as (ranks, deaths):
+        ready = ranks.wait_ready()
+        assert [(message.world_rank, message.info) for message in ready] == [
+            (0, {"size": 200_000}),
+            (1, {"size": 200_000}),
+        ]
+        pids = ranks.pids
+        assert len(set(pids)) == 2
+    assert deaths == [], "an ordered end is no death"
+    assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("life.tell_failure(0, ValueError('no such weight'))", "ValueError: no such weight"),
+        ("sys.exit(4)", "scheduler died during initialization (exit code: 4)"),
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL) during initialization"),
+        ("import no_such_thing", "exit code: 1"),
+    ],
+)
+def test_a_start_that_fails_says_why(folder: SocketFolder, rank_module: Any, body: str, cause: str) -> None:
+    with started(folder, rank_module(body)) as (ranks, deaths):
+        with pytest.raises(RankDied) as caught:
+            ranks.wait_ready()
+        assert cause in str(caught.value)
+        wait_for(lambda: deaths)
+        assert deaths == [str(caught.value)]
+
+
+def test_the_first_cause_is_the_one_that_is_told(folder: SocketFolder, rank_module: Any) -> None:
+    """When one rank dies its peers fail too; their complaint must not hide the reason."""
+    body = (
+        READY + "time.sleep(0.5)\nif config.world_rank == 1:\n    life.tell_failure(1, MemoryError('full'))\n"
+    )
+    body += "    sys.exit(1)\ntime.sleep(0.5)\nlife.tell_failure(0, ConnectionError('peer lost'))\n"
+    with started(folder, rank_module(body), count=2) as (ranks, deaths):
+        wait_for(lambda: all(p is not None for p in [ranks.cause]))
+        time.sleep(1.0)
+        assert len(deaths) == 1
+        assert "MemoryError: full" in deaths[0]
+
+
+def test_a_rank_that_ignores_everything_is_killed(
+    folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_processes, "_EOF_GRACE_S", 0.2)
+    # SIGSTOP: not even the thread that watches the parent can run.
+    with started(folder, rank_module(READY + "os.kill(os.getpid(), 19)")) as (ranks, _):
+        ranks.wait_ready()
+        (pid,) = ranks.pids
+    assert not pathlib.Path(f"/proc/{pid}").exists()
+
+
+def test_signals_meant_for_the_parent_do_not_end_a_rank(folder: SocketFolder, rank_module: Any) -> None:
+    with started(folder, rank_module(READY + "time.sleep(60)")) as (ranks, deaths):
+        ranks.wait_ready()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(ranks.pids[0], number)
+        time.sleep(0.3)
+        assert deaths == []
+
+
+def test_threads_of_ranks_share_the_cores_and_never_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert rank_environment(0, 1)["OMP_NUM_THREADS"] == str(cores)
+    assert rank_environment(0, 2 * cores)["OMP_NUM_THREADS"] == "1"
+    assert rank_environment(0, 1)["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert rank_environment(0, 1)["OMP_NUM_THREADS"] == "7"
+
+
+def test_core_lists_give_each_rank_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_core_lists("0-2,5|3") == [{0, 1, 2, 5}, {3}]
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0-2|3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert cores_of_rank(1, 2) == {3}
+    assert rank_environment(0, 2)["OMP_NUM_THREADS"] == "3"
+    with pytest.raises(ValueError, match="cores for 2 ranks"):
+        cores_of_rank(0, 1)
+    for wrong in ("3-1", "a", "1-", ""):
+        with pytest.raises(ValueError, match="SGLANG_CPU_OMP_THREADS_BIND"):
+            parse_core_lists(wrong)
+
+
+# --- heartbeat, title, log ----
+
+
+def test_a_heartbeat_tells_age_and_whether_a_forward_runs(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "beat"
+    reader = HeartbeatReader(path)
+    assert reader.age() == float("inf")
+    beat = Heartbeat(path)
+    before = reader.turns
+    beat.turn()
+    assert reader.turns == before + 1
+    assert reader.age() < 5
+    beat.forward_begin()
+    assert reader.in_forward
+    beat.forward_end()
+    assert not reader.in_forward
+
+
+def test_a_title_shows_in_the_process_list() -> None:
+    code = (
+        "from sglang.srt.utils.process_title import set_process_title as t; t('sglang::scheduler_TP0');"
+        "print(open('/proc/self/cmdline').read().rstrip(chr(0)), open('/proc/self/comm').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["sglang::scheduler_TP0", "sglang::schedul"]
+
+
+def line(message: str, *args: Any, ranks: str = "", **extra: Any) -> str:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, message, args, None)
+    vars(record).update(extra)
+    return LineFormatter(ranks).format(record)
+
+
+def test_a_log_line_names_the_ranks_that_exist() -> None:
+    assert rank_suffix((("DP", 0, 1), ("PP", 1, 2), ("TP", 3, 4))) == "PP1 TP3"
+    assert line("hello", ranks="PP1 TP3").endswith(" PP1 TP3] hello")
+    assert line("hello").endswith("] hello")
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\r\nb", "a\u2028b", "a\x1b[31mb", "a\x85b"])
+def test_user_text_cannot_break_a_log_line(text: str) -> None:
+    """Otherwise a prompt could write a ready line, or hide one."""
+    written = line("Receive: %s", text)
+    assert len(written.splitlines()) == 1
+    assert "\x1b" not in written
+    assert len(line("%s", "a\nb", many_lines=True).splitlines()) == 2

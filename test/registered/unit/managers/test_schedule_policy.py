@@ -22,6 +22,7 @@ from sglang.srt.managers.schedule_policy import (
     waits_for,
 )
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.messages.io_struct import AbortReq
 from sglang.test.mock_model import answers, make_request, run
 
 New = Callable[..., Scheduler]
@@ -136,3 +137,21 @@ def test_prompts_compare_as_arrays() -> None:
     assert schedule_policy.common_prefix_length(a, b) == 4
     assert schedule_policy.common_prefix_length(a, a[:3]) == 3
     assert schedule_policy.common_prefix_length(a, a[:0]) == 0
+
+
+def test_a_queue_that_found_no_room_is_not_matched_in_every_step(new_scheduler: New) -> None:
+    """Until somebody comes or goes the answer would be the same; but whoever goes makes room at once."""
+    scheduler = new_scheduler(pool_tokens=300, schedule_policy="lpm")
+    scheduler.channel.inbox.extend(make_request(f"r{i}", [i, *range(50)], 120) for i in range(2))
+    scheduler.step()
+    scheduler.channel.inbox.extend(make_request(f"w{i}", [i, *range(300, 500)], 120) for i in range(20))
+    scheduler.step()
+    matches: list[Req] = []
+    match = scheduler.kv.match
+    scheduler.kv.match = lambda one: (matches.append(one), match(one))[1]
+    for _ in range(32):
+        scheduler.step()
+    assert len(scheduler.roster.waiting) == 20 and len(matches) <= 5 * 21
+    scheduler.channel.inbox.append(AbortReq(rid="r"))
+    scheduler.step()
+    assert len(scheduler.roster.waiting) == 19

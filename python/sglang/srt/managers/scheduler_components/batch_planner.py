@@ -37,6 +37,10 @@ from sglang.srt.messages.io_struct import FinishReason
 
 logger = logging.getLogger(__name__)
 
+#: After the queue's head found no room, so many steps pass before it is looked at again (unless a request
+#: comes or goes).
+RETRY_STEPS = 8
+
 
 @dataclass(slots=True)
 class Plan:
@@ -61,6 +65,8 @@ class BatchPlanner:
         self._device: torch.device = kv.rows.req_to_token.device
         self._ratio = NewTokenRatio(limits.conservativeness)
         self._num_started_ever = 0
+        self._refused = (0, 0)
+        self._steps_to_retry = 0
 
     @property
     def new_token_ratio(self) -> float:
@@ -133,7 +139,7 @@ class BatchPlanner:
         waits for it.
         """
         roster, limits = self._roster, self._limits
-        if len(roster.running) + len(parts) >= limits.max_running_requests:
+        if len(roster.running) + len(parts) >= limits.max_running_requests or self._is_still_refused():
             return
         ordered = queue_order(
             roster.waiting,
@@ -154,6 +160,7 @@ class BatchPlanner:
                     continue
             part = self._start(req, match, budget, reserved, first=not parts)
             if part is None:
+                self._refused, self._steps_to_retry = (len(roster.running), len(roster.waiting)), RETRY_STEPS
                 break
             parts.append(part)
             admitted.add(req.arrival)
@@ -166,6 +173,16 @@ class BatchPlanner:
             roster.waiting = deque(req for req in roster.waiting if req.arrival not in admitted)
         elif not parts and not roster.running:
             self._raise_stuck()
+
+    def _is_still_refused(self) -> bool:
+        """True for a few steps after a refusal while nobody came or went: looking again would match prompts
+        in vain.
+        """
+        roster = self._roster
+        if self._steps_to_retry == 0 or self._refused != (len(roster.running), len(roster.waiting)):
+            return False
+        self._steps_to_retry -= 1
+        return bool(roster.running)
 
     def _start(
         self, req: Req, match: PrefixMatch, budget: PrefillBudget, reserved: int, *, first: bool

@@ -268,3 +268,14 @@ def run_to_the_end(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=120,
         env=child_environment(OMP_NUM_THREADS="1"),
     )
+
+
+def test_sigterm_during_the_start_ends_it_cleanly(model: pathlib.Path) -> None:
+    with running_server(model, wait=False) as server:
+        wait_until(lambda: server.rank_pids(), 60.0, server.log)
+        wait_until(lambda: "Started server process" in server.log(), 60.0, server.log)
+        ranks = server.rank_pids()
+        server.signal(signal.SIGTERM)
+        assert server.wait_exit(10.0) == 0
+        assert "Traceback" not in server.log()
+        assert_nothing_is_left(server, ranks)

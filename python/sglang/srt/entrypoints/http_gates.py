@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang.srt.entrypoints.error_bodies import error_response
 from sglang.srt.entrypoints.http_auth import route_path
+from sglang.srt.messages.errors import RequestRejected
 
 #: Answered from the first moment on: what tells an operator how far the start is.
 ALWAYS_OPEN = frozenset({"/health", "/ready", "/ping"})
@@ -35,10 +36,6 @@ class StartGate:
         await self._app(scope, receive, send)
 
 
-class BodyTooLarge(Exception):
-    """The body went over the limit while it was read."""
-
-
 class BodyLimit:
     """Answers 413 for a body over the limit, announced or not."""
 
@@ -50,30 +47,20 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = error_response(f"the request body is larger than {self._max_bytes} bytes", 413)
+        message = f"the request body is larger than {self._max_bytes} bytes"
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._max_bytes:
-            await refusal(scope, receive, send)
+            await error_response(message, 413)(scope, receive, send)
             return
         received = 0
-        started = False
 
         async def counted() -> Message:
             nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
+            part = await receive()
+            received += len(part.get("body", b""))
             if received > self._max_bytes:
-                raise BodyTooLarge
-            return message
+                # Raised where the route reads its body, so the route answers it like any other refusal.
+                raise RequestRejected(message, status_code=413)
+            return part
 
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, counted, noted)
-        except BodyTooLarge:
-            if started:
-                raise
-            await refusal(scope, receive, send)
+        await self._app(scope, counted, send)

@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
@@ -91,7 +92,8 @@ class ServerLife:
         await self._core.close()
         return self._exit_code
 
-    async def _start(self, add_routes) -> None:  # type: ignore[no-untyped-def]
+    async def _start(self, add_routes: Callable[[], None]) -> None:
+        """Connect, add what needs the engine, test it, and say that it is ready."""
         try:
             await self._core.connect()
             add_routes()

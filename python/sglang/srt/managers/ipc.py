@@ -15,6 +15,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import threading
 
 import zmq
 import zmq.asyncio
@@ -138,10 +139,13 @@ class ServerChannel:
         self._out = self._out_context.socket(zmq.PUSH)
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.connect(folder.rank_address(world_rank))
+        # An Engine's user may abort from any thread; a socket bears one thread at a time.
+        self._send_lock = threading.Lock()
 
     def send(self, message: io_struct.Message) -> None:
-        """Queue one message; there is no limit on the queue, so this never waits."""
-        self._out.send(io_struct.encode(message), zmq.NOBLOCK)
+        """Queue one message; there is no limit on the queue, so this never waits. Any thread may call it."""
+        with self._send_lock:
+            self._out.send(io_struct.encode(message), zmq.NOBLOCK)
 
     async def recv(self) -> io_struct.Message:
         return io_struct.decode(await self._in.recv())

@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=4, suite="unit-cpu")
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,3 +232,22 @@ def test_a_server_that_is_starting_answers_503_behind_the_key() -> None:
     refused = ask(app, "POST", "/generate", **bearer(API))
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert ask(app, "GET", "/ping", **bearer(API)).status_code == 200
+
+
+def test_a_body_that_grows_over_the_limit_without_saying_so_is_413() -> None:
+    """A chunked body has no announced length; both families of routes must answer it the same way."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(70):
+            yield b" " * (1 << 20)
+
+    app = make_app(policy())
+
+    async def main(path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000") as client:
+            return await client.post(path, content=chunks(), headers={"Content-Type": "application/json"})
+
+    for path in ("/generate", "/v1/chat/completions", "/abort_request"):
+        answer = asyncio.run(main(path))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413), path

@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from sglang.srt.environ import envs
 from sglang.srt.managers.request_splitting import SinglePrompt, rejected
 from sglang.srt.messages.errors import RequestRejected
@@ -128,6 +130,26 @@ def resolved_max_new_tokens(
         )
     ceiling = envs.SGLANG_MAX_NEW_TOKENS_LIMIT.get()
     return min(value for value in (wanted, room, ceiling) if value is not None)
+
+
+def samples_of(
+    whole: TokenizedGenerateReqInput, *, stream: bool, fresh_seed: int
+) -> list[TokenizedGenerateReqInput]:
+    """The n sequences of one checked prompt: own rids and own seeds, everything else shared.
+
+    `fresh_seed` is used where the client gave none.
+    """
+    params = whole.sampling_params
+    seed = fresh_seed if params.sampling_seed is None else params.sampling_seed
+    return [
+        msgspec.structs.replace(
+            whole,
+            rid=whole.rid if params.n == 1 else f"{whole.rid}_{i}",
+            sampling_params=msgspec.structs.replace(params, sampling_seed=sample_seed(seed, i)),
+            stream=stream,
+        )
+        for i in range(params.n)
+    ]
 
 
 def sample_seed(seed: int, sample: int) -> int:

@@ -25,7 +25,7 @@ from sglang.srt.managers.request_validation import (
     RequestLimits,
     check_whole_request,
     finished_message,
-    sample_seed,
+    samples_of,
     sampling_of,
 )
 from sglang.srt.messages import io_struct
@@ -186,7 +186,11 @@ class TokenizerManager:
             text = str(error)
             field, colon, _ = text.partition(":")
             raise RequestRejected(text, param=field if colon and field.isidentifier() else None) from error
-        messages = [sample for message in whole for sample in self._samples_of(message, obj.stream)]
+        messages = [
+            sample
+            for message in whole
+            for sample in samples_of(message, stream=obj.stream, fresh_seed=self._seeds.getrandbits(63))
+        ]
         self._refuse_when_closed()
         return messages
 
@@ -208,29 +212,6 @@ class TokenizerManager:
         if sum(map(len, texts)) > LONG_TEXT:
             return await asyncio.to_thread(encode)
         return encode()
-
-    def _samples_of(
-        self, whole: io_struct.TokenizedGenerateReqInput, stream: bool
-    ) -> list[io_struct.TokenizedGenerateReqInput]:
-        """The n sequences of one prompt: own rids and own seeds, everything else shared."""
-        params = whole.sampling_params
-        seed = params.sampling_seed if params.sampling_seed is not None else self._seeds.getrandbits(63)
-        samples = []
-        for i in range(params.n):
-            samples.append(
-                io_struct.TokenizedGenerateReqInput(
-                    rid=whole.rid if params.n == 1 else f"{whole.rid}_{i}",
-                    input_ids=whole.input_ids,
-                    sampling_params=msgspec.structs.replace(params, sampling_seed=sample_seed(seed, i)),
-                    stream=stream,
-                    return_logprob=whole.return_logprob,
-                    logprob_start_len=whole.logprob_start_len,
-                    top_logprobs_num=whole.top_logprobs_num,
-                    token_ids_logprob=whole.token_ids_logprob,
-                    extra_key=whole.extra_key,
-                )
-            )
-        return samples
 
     def _open(self, obj: GenerateReqInput, messages: list[io_struct.TokenizedGenerateReqInput]) -> CallState:
         """Register and send, in one go: no other call can take the same rids in between."""

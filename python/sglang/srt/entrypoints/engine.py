@@ -67,8 +67,7 @@ class Engine:
         """End the ranks and free everything; safe to call twice."""
         self._finalizer()
 
-    # --- generation
-    # -----------------------------------------------------------------------------------------------
+    # --- generation ---
 
     def generate(
         self,
@@ -120,8 +119,7 @@ class Engine:
         finally:
             self._runtime.close_stream(items)
 
-    # --- control
-    # --------------------------------------------------------------------------------------------------
+    # --- control ---
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Abort by prefix of the rid, or all; an empty rid aborts nothing."""

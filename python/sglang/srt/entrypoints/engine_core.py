@@ -129,8 +129,7 @@ class EngineCore:
                 pass
             await manager.flush_cache()
 
-    # --- death and health
-    # -----------------------------------------------------------------------------------------
+    # --- death and health ---
 
     def notify_death(self, callback: Callable[[str], None]) -> None:
         """Call `callback(cause)` on the event loop when a rank has died (at once if one has)."""
@@ -166,8 +165,7 @@ class EngineCore:
                 return f"the loop of rank {rank} has not turned for {heartbeat.age():.0f} s"
         return None
 
-    # --- end
-    # ------------------------------------------------------------------------------------------------------
+    # --- end ---
 
     async def close(self) -> None:
         """End everything. Waiting for the ranks happens on a thread, so open connections can still be

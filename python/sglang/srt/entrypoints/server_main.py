@@ -126,8 +126,7 @@ class ServerLife:
             route, body = "/v1/completions", '{"prompt": "The capital of France is"}'
         return f"  curl {scheme}://{host}:{port}{route} -H 'Content-Type: application/json'{key} -d '{body}'"
 
-    # --- ends
-    # -----------------------------------------------------------------------------------------------------
+    # --- ends ---
 
     def _on_sigterm(self) -> None:
         if self._status.phase is Phase.DRAINING or envs.SGLANG_FORCE_SHUTDOWN.get():

@@ -192,8 +192,7 @@ class RankProcesses:
         for rank in self._ranks:
             rank.process.wait()
 
-    # --- the watcher's thread
-    # -------------------------------------------------------------------------------------
+    # --- the watcher's thread ---
 
     def _watch(self) -> None:
         poller = select.poll()

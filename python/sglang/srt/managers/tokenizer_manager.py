@@ -12,8 +12,6 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol, cast
 
-import msgspec
-
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager
@@ -101,8 +99,7 @@ class TokenizerManager:
             as_json=observability.log_requests_format == "json",
         )
 
-    # --- life
-    # -----------------------------------------------------------------------------------------------------
+    # --- life ---
 
     def start(self) -> None:
         """Begin to receive, on the running loop."""
@@ -134,8 +131,7 @@ class TokenizerManager:
         """Calls under way."""
         return len(self._calls)
 
-    # --- generation
-    # -----------------------------------------------------------------------------------------------
+    # --- generation ---
 
     async def generate_request(
         self, obj: GenerateReqInput, is_disconnected: IsDisconnected | None = None
@@ -262,8 +258,7 @@ class TokenizerManager:
                 self._leaving.add(sample.rid)
                 self._channel.send(io_struct.AbortReq(rid=sample.rid, exact=True))
 
-    # --- control
-    # --------------------------------------------------------------------------------------------------
+    # --- control ---
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Abort by prefix of the rid, or all; an empty rid aborts nothing. What is aborted still answers."""
@@ -284,8 +279,7 @@ class TokenizerManager:
         answer = await self._control.ask(lambda call_id: io_struct.GetInternalStateReq(call_id=call_id))
         return [answer.state]
 
-    # --- what comes back
-    # ------------------------------------------------------------------------------------------
+    # --- what comes back ---
 
     async def _receive(self) -> None:
         try:

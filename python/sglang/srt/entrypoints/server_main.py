@@ -117,13 +117,14 @@ class ServerLife:
             host = "127.0.0.1"
         scheme = "https" if serving.ssl_certfile else "http"
         key = ' -H "Authorization: Bearer $KEY"' if serving.api_key else ""
-        body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        question = '[{"role": "user", "content": "What is the capital of France?"}]'
+        body = f'{{"messages": {question}, "temperature": 0}}'
         route = "/v1/chat/completions"
         manager = self._status.manager
         if manager.tokenizer is None:
             route, body = "/generate", '{"input_ids": [1, 2, 3]}'
         elif manager.tokenizer.chat_template is None:
-            route, body = "/v1/completions", '{"prompt": "The capital of France is"}'
+            route, body = "/v1/completions", f'{{"prompt": "The capital of France is", {limits}}}'
         return f"  curl {scheme}://{host}:{port}{route} -H 'Content-Type: application/json'{key} -d '{body}'"
 
     # --- ends ---

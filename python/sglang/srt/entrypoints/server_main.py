@@ -118,7 +118,9 @@ class ServerLife:
         scheme = "https" if serving.ssl_certfile else "http"
         key = ' -H "Authorization: Bearer $KEY"' if serving.api_key else ""
         question = '[{"role": "user", "content": "What is the capital of France?"}]'
-        body = f'{{"messages": {question}, "temperature": 0}}'
+        # Greedy and short: a small model left to its own ideas may talk until its context is full.
+        limits = '"temperature": 0, "max_tokens": 64'
+        body = f'{{"messages": {question}, {limits}}}'
         route = "/v1/chat/completions"
         manager = self._status.manager
         if manager.tokenizer is None:

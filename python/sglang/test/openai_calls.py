@@ -34,7 +34,9 @@ def request(
     async def call() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, **kwargs)
+            response = await client.request(method, path, **kwargs)
+            manager.closed_when_answered = manager.closed
+            return response
 
     return asyncio.run(call())
 

@@ -158,11 +158,20 @@ class ScriptedManager:
         self.defaults = defaults or {}
         self.requests: list[GenerateReqInput] = []
         self.params: list[SamplingParams] = []
+        #: Requests that ended or were closed; `closed_when_answered` as it was when the answer was complete.
         self.closed = 0
+        self.closed_when_answered = 0
+        self._held: list[AsyncGenerator[Any, None]] = []
 
-    async def generate_request(
+    def generate_request(
         self, obj: GenerateReqInput, is_disconnected: Callable[[], Awaitable[bool]] | None = None
     ) -> AsyncGenerator[Any, None]:
+        outputs = self._generate(obj)
+        # Held here, so that only a door that closes it closes it, not the garbage collector.
+        self._held.append(outputs)
+        return outputs
+
+    async def _generate(self, obj: GenerateReqInput) -> AsyncGenerator[Any, None]:
         mappings = (
             obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params or {}]
         )

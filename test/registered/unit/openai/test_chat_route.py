@@ -256,7 +256,7 @@ def test_a_failed_first_output_is_a_status(stream):
     manager = ScriptedManager(ScriptedAnswer.of("", finish_reason=reason))
     response = post(manager, CHAT, stream=stream)
     assert response.status_code == 503 and "no room" in response.text
-    assert manager.closed == 1
+    assert manager.closed_when_answered == 1
 
 
 def test_a_later_failure_is_one_error_event_then_done():
@@ -271,7 +271,7 @@ def test_a_later_failure_is_one_error_event_then_done():
         assert [c for c in chunks if "error" in c] == chunks[-1:]
         assert chunks[-1]["error"]["code"] == 500 and "secret" not in response.text
         assert set(chunks[-1]["error"]) == {"object", "message", "type", "param", "code"}
-        assert manager.closed == 1
+        assert manager.closed_when_answered == 1
 
 
 def test_a_later_abort_with_a_status_is_an_error_event():
@@ -279,6 +279,20 @@ def test_a_later_abort_with_a_status_is_an_error_event():
     chunks = events(post(ScriptedManager(ScriptedAnswer.of("ab", finish_reason=reason)), CHAT, stream=True))
     assert chunks[-1]["error"]["message"] == "NaN logits"
     assert not any(c.get("finish_reason") for c in of_choice(chunks, 0))
+
+
+@pytest.mark.parametrize("outputs_before", [0, 3])
+def test_a_failed_choice_ends_its_neighbours(outputs_before):
+    """What still runs of the request would hold memory for an answer that nobody reads."""
+    reason = {"type": "abort", "message": "NaN logits", "status_code": 500, "err_type": None}
+    failed = ScriptedAnswer.of("x" * outputs_before, finish_reason=reason)
+    manager = ScriptedManager(failed, ScriptedAnswer.of("a long answer that goes on and on"))
+    response = post(manager, CHAT, stream=True, n=2)
+    assert manager.closed_when_answered == 1
+    if outputs_before == 0:
+        assert response.status_code == 500
+    else:
+        assert "error" in events(response)[-1]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -96,6 +96,25 @@ def test_offsets_point_at_the_character_each_token_begins_in(text):
             at += 1
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.binary(min_size=1, max_size=3), max_size=8))
+def test_offsets_hold_for_bytes_that_are_no_text(tokens):
+    """A model may write anything; each broken byte run reads as one U+FFFD."""
+
+    class Pieces:
+        all_special_ids = ()
+
+        def token_bytes(self, token_id):
+            return tokens[token_id]
+
+    counter = TextOffsets(Pieces())
+    before = b""
+    for index, raw in enumerate(tokens):
+        reached = (before + raw[:1]).decode("utf-8", "replace")
+        assert counter.next(index) == len(reached) - 1
+        before += raw
+
+
 def test_a_space_that_only_the_tokenizer_sees_has_no_width():
     counter = TextOffsets(ByteTokenizer(), text="hi")
     assert [counter.next(i) for i in b" hi"] == [0, 0, 1]

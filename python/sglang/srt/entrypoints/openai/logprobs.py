@@ -157,5 +157,11 @@ class TextOffsets:
         if self._length == 0 and self._text is not None and raw[:1] == b" " and self._text[:1] != " ":
             # Some tokenizers put a space before the first word that the text does not have.
             raw = raw[1:]
-        self._length += len(self._decoder.decode(raw))
+        if not raw:
+            return offset
+        # The first byte by itself: what it ends (a broken character) lies before the token.
+        self._length += len(self._decoder.decode(raw[:1]))
+        begun_character = bool(self._decoder.getstate()[0])
+        offset = self._start + self._length - (0 if begun_character else 1)
+        self._length += len(self._decoder.decode(raw[1:]))
         return offset

@@ -40,6 +40,7 @@ class LogitsProcessor:
     """Applies a head to the rows that matter. `piece_bytes` bounds one piece of prompt logits."""
 
     def __init__(self, vocab_size: int, *, piece_bytes: int = PIECE_BYTES) -> None:
+        self.vocab_size = vocab_size
         self.rows_at_once = max(1, piece_bytes // (4 * vocab_size))
 
     def __call__(self, hidden: torch.Tensor, head: Head, batch: ForwardBatch) -> LogitsProcessorOutput:
@@ -52,7 +53,8 @@ class LogitsProcessor:
         if len(drawing) < batch.batch_size or batch.num_tokens > batch.batch_size:
             rows = torch.tensor(_last_rows(batch, drawing), dtype=torch.int64, device=hidden.device)
             hidden = hidden[rows]
-        return LogitsProcessorOutput(head(hidden), drawing, input_logprobs, failures)
+        logits = head(hidden) if drawing else hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
+        return LogitsProcessorOutput(logits, drawing, input_logprobs, failures)
 
     def _prompt(
         self, hidden: torch.Tensor, head: Head, batch: ForwardBatch, failures: list[str | None]

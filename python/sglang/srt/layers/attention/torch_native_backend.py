@@ -22,29 +22,17 @@ if TYPE_CHECKING:
 _MIN_LENGTH_TO_SPLIT = 256
 
 
-@dataclass(slots=True)
-class HeadMajorKV:
-    """Keys and values of one layer, each [kv heads, slots, head_dim]: what one head reads lies together."""
-
-    k: torch.Tensor
-    v: torch.Tensor
-
-
 class HeadMajorLayout:
-    """Slots follow one another within a head; a page is a run of `page_size` slots."""
+    """One tensor a layer, [2 * kv heads, slots, head_dim]: first all key heads, then all value heads, so that
+    one gather reads both and what a head reads lies together. A page is a run of `page_size` slots.
+    """
 
     def allocate(
         self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device
-    ) -> list[HeadMajorKV]:
+    ) -> list[torch.Tensor]:
         # Zeros: padding reads slot 0, and what it reads is multiplied by a zero probability.
-        shape = (spec.num_kv_heads, num_pages * page_size, spec.head_dim)
-        return [
-            HeadMajorKV(
-                torch.zeros(shape, dtype=spec.dtype, device=device),
-                torch.zeros(shape, dtype=spec.dtype, device=device),
-            )
-            for _ in range(spec.num_layers)
-        ]
+        shape = (2 * spec.num_kv_heads, num_pages * page_size, spec.head_dim)
+        return [torch.zeros(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
 
 
 @dataclass(slots=True)
@@ -140,9 +128,9 @@ class TorchNativeBackend(AttentionBackend):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, batch: ForwardBatch
     ) -> torch.Tensor:
-        kv: HeadMajorKV = self.pool.layer(layer.layer_id)
-        kv.k.index_copy_(1, batch.out_cache_loc, k.transpose(0, 1))
-        kv.v.index_copy_(1, batch.out_cache_loc, v.transpose(0, 1))
+        kv: torch.Tensor = self.pool.layer(layer.layer_id)
+        kv[: layer.num_kv_heads].index_copy_(1, batch.out_cache_loc, k.transpose(0, 1))
+        kv[layer.num_kv_heads :].index_copy_(1, batch.out_cache_loc, v.transpose(0, 1))
         if len(self._singles) == 1 and self._singles[0].rows is None:
             return self._run_singles(self._singles[0], q, kv, layer)
         out = q.new_empty(q.shape[0], layer.num_heads * layer.head_dim)
@@ -155,14 +143,13 @@ class TorchNativeBackend(AttentionBackend):
         return out
 
     def _run_singles(
-        self, plan: _SingleRows, q: torch.Tensor, kv: HeadMajorKV, layer: AttentionLayer
+        self, plan: _SingleRows, q: torch.Tensor, kv: torch.Tensor, layer: AttentionLayer
     ) -> torch.Tensor:
         """The query heads of one kv head are the rows of one product, so no key is repeated."""
         heads, groups, dim = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
         batches = heads * plan.count
         queries = q.view(plan.count, heads, groups, dim).transpose(0, 1)  # [kv heads, requests, groups, dim]
-        k = kv.k.index_select(1, plan.slots).view(batches, plan.length, dim)
-        v = kv.v.index_select(1, plan.slots).view(batches, plan.length, dim)
+        k, v = kv.index_select(1, plan.slots).view(2, batches, plan.length, dim)
         if q.dtype == torch.float32:
             queries = queries.reshape(batches, groups, dim)
             if plan.mask is None:
@@ -185,14 +172,14 @@ class TorchNativeBackend(AttentionBackend):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        kv: HeadMajorKV,
+        kv: torch.Tensor,
         layer: AttentionLayer,
     ) -> torch.Tensor:
         heads, groups, dim = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
         if run.slots is None:
             keys, values = k.transpose(0, 1), v.transpose(0, 1)
         else:
-            keys, values = kv.k.index_select(1, run.slots), kv.v.index_select(1, run.slots)
+            keys, values = kv.index_select(1, run.slots).split(heads)
         queries = q.view(run.count, heads, groups, dim).permute(1, 2, 0, 3)  # [kv heads, groups, rows, dim]
         shape = (heads, groups, keys.shape[1], dim)
         out = F.scaled_dot_product_attention(

@@ -135,7 +135,6 @@ SAMPLES = {
     "no_stop_trim": ("no_stop_trim", True),
     "ignore_eos": ("ignore_eos", True),
     "skip_special_tokens": ("skip_special_tokens", False),
-    "spaces_between_special_tokens": ("spaces_between_special_tokens", False),
     "n": ("n", 2),
     "max_tokens": ("max_new_tokens", 9),
     "max_completion_tokens": ("max_new_tokens", 9),

@@ -199,9 +199,6 @@ class SharedRequest:
     skip_special_tokens: Annotated[
         Any, _sampled("false shows special tokens in the text.", "skip_special_tokens")
     ] = None
-    spaces_between_special_tokens: Annotated[
-        Any, _sampled("Spaces around special tokens when they are shown.", "spaces_between_special_tokens")
-    ] = None
     rid: Annotated[
         str | list[str] | None,
         Acts("The request's own id: `id` of the answer, and what /abort_request takes.", _rid),
@@ -354,6 +351,7 @@ class WithoutEffect:
 
 
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
+    "spaces_between_special_tokens": WithoutEffect("the tokenizers served here never add such spaces"),
     "user": WithoutEffect("names the caller for the operator; nothing is kept about callers"),
     "safety_identifier": WithoutEffect(
         "names the caller for the operator; nothing is kept about callers", ("chat",)

@@ -70,4 +70,5 @@ class ParallelLMHead(nn.Module):
         table.on_filled = lambda: self.method.pack_shared(self, table.data)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return tensor_model_parallel_all_gather(self.method.apply(self, hidden, None).float(), dim=-1)
+        logits = self.method.apply(self, hidden, None).float()
+        return logits if self.width == 1 else tensor_model_parallel_all_gather(logits, dim=-1)

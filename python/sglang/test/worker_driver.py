@@ -1,0 +1,147 @@
+"""Owns a loaded worker driven by hand, without a scheduler: sequences, slots, and forwards of any shape.
+
+Read by model and worker tests, which decide themselves how prompts are cut and batched. It must not share
+code with the scheduler, so that a mistake there cannot hide one here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, GenerationBatchResult, LogprobAsk
+from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.model_executor.tp_worker import TpModelWorker
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.test.test_utils import published_topology
+
+
+@dataclass
+class DrivenSequence:
+    """One sequence: its tokens so far, how many of them are in the cache, its row of slots."""
+
+    ids: list[int]
+    sampling: SamplingRow
+    row: int
+    cached: int = 0
+    slots: list[int] = field(default_factory=list)
+
+
+class WorkerDriver:
+    """Makes forward batches for a worker."""
+
+    def __init__(self, worker: TpModelWorker) -> None:
+        self.worker = worker
+
+    def add(
+        self, ids: Sequence[int], *, seed: int = 0, end_ids: Sequence[int] = (), **params: Any
+    ) -> DrivenSequence:
+        """A new sequence; greedy unless `temperature` is given."""
+        row = self.worker.req_to_token_pool.alloc()
+        assert row is not None
+        sampling = SamplingRow(SamplingParams(**{"temperature": 0.0, **params}), seed, end_ids)
+        return DrivenSequence(list(ids), sampling, row)
+
+    def batch(
+        self,
+        parts: Sequence[tuple[DrivenSequence, int]],
+        *,
+        asks: list[LogprobAsk | None] | None = None,
+        decode: bool = False,
+    ) -> ForwardBatch:
+        """The next `count` tokens of each sequence; a token is drawn where its last token is among them."""
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for seq, count in parts:
+            self._take_slots(seq, seq.cached + count)
+            ids += seq.ids[seq.cached : seq.cached + count]
+            positions += range(seq.cached, seq.cached + count)
+            slots += seq.slots[seq.cached : seq.cached + count]
+            seq.cached += count
+        lens = [seq.cached for seq, _ in parts]
+        return ForwardBatch(
+            forward_mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
+            input_ids=torch.tensor(ids),
+            positions=torch.tensor(positions),
+            out_cache_loc=torch.tensor(slots),
+            req_pool_indices=torch.tensor([seq.row for seq, _ in parts]),
+            seq_lens=torch.tensor(lens),
+            seq_lens_list=lens,
+            extend_lens=[count for _, count in parts],
+            sampling_rows=[seq.sampling if seq.cached == len(seq.ids) else None for seq, _ in parts],
+            logprob_asks=asks,
+        )
+
+    def logits(self, parts: Sequence[tuple[DrivenSequence, int]], *, decode: bool = False) -> torch.Tensor:
+        """Logits [drawing sequences, vocab] of one forward."""
+        return self.worker.model_runner.forward(self.batch(parts, decode=decode)).logits
+
+    def step(
+        self,
+        parts: Sequence[tuple[DrivenSequence, int]],
+        *,
+        asks: list[LogprobAsk | None] | None = None,
+        decode: bool = False,
+    ) -> GenerationBatchResult:
+        """One forward with sampling; drawn tokens are appended to their sequences."""
+        result = self.worker.forward_batch_generation(self.batch(parts, asks=asks, decode=decode))
+        for (seq, _), token in zip(parts, result.next_token_ids, strict=True):
+            if token is not None:
+                seq.ids.append(token)
+                seq.sampling.append(token)
+        return result
+
+    def generate(self, seqs: Sequence[DrivenSequence], count: int) -> list[list[int]]:
+        """Prefill all together, then decode together: `count` new tokens each."""
+        starts = [len(seq.ids) for seq in seqs]
+        self.step([(seq, len(seq.ids) - seq.cached) for seq in seqs])
+        for _ in range(count - 1):
+            self.step([(seq, 1) for seq in seqs], decode=True)
+        return [seq.ids[start:] for seq, start in zip(seqs, starts, strict=True)]
+
+    def drop(self, seq: DrivenSequence) -> None:
+        """Give the sequence's slots and row back."""
+        self.worker.token_to_kv_pool_allocator.free(np.array(seq.slots, dtype=np.int64))
+        self.worker.req_to_token_pool.free(seq.row)
+
+    def _take_slots(self, seq: DrivenSequence, end: int) -> None:
+        start = len(seq.slots)
+        if end <= start:
+            return
+        last = seq.slots[-1] if seq.slots else -1
+        fresh = self.worker.token_to_kv_pool_allocator.alloc_extend(start, end, last)
+        assert fresh is not None, "the pool of this test is too small"
+        self.worker.req_to_token_pool.write(seq.row, start, fresh)
+        seq.slots += fresh.tolist()
+
+
+@contextlib.contextmanager
+def driven_worker(
+    model: str | pathlib.Path, *, config: ModelConfig | None = None, **server_args_fields: Any
+) -> Iterator[WorkerDriver]:
+    """A worker on one published rank for the length of a block; float32 and 2048 slots unless told
+    otherwise.
+    """
+    fields = {
+        "model_path": str(model),
+        "dtype": "float32",
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "page_size": 1,
+        "max_total_tokens": 2048,
+        "max_running_requests": 64,
+        **server_args_fields,
+    }
+    with published_topology(ranks={"world_rank": 0, "dp_rank": None}, **fields):
+        load_format = fields.get("load_format", "auto")
+        yield WorkerDriver(
+            TpModelWorker(config or ModelConfig.from_path(str(model), load_format=load_format))
+        )

@@ -1,0 +1,74 @@
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=2, suite="unit-cpu")
+
+import pytest
+
+from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import (
+    pool_budget_bytes,
+    pool_tokens,
+    ranks_on_this_host,
+)
+from sglang.test.test_utils import published_topology
+
+GIB = 1 << 30
+ONE = {"world_rank": 0, "dp_rank": None}
+
+
+@pytest.mark.parametrize(
+    "available, ranks, expected",
+    [(100 * GIB, 1, 2 * GIB), (100 * GIB, 4, GIB // 2), (4 * GIB, 1, GIB), (4 * GIB, 2, GIB // 2)],
+)
+def test_the_default_is_the_smaller_of_2_gib_and_a_quarter_over_all_ranks(available, ranks, expected):
+    budget = pool_budget_bytes(
+        available_before=available, available_now=available, mem_fraction=None, ranks=ranks
+    )
+    assert budget == expected
+
+
+def test_a_fraction_covers_weights_and_pool_together():
+    budget = pool_budget_bytes(available_before=10 * GIB, available_now=7 * GIB, mem_fraction=0.5, ranks=1)
+    assert budget == 2 * GIB
+
+
+def tokens(**changes):
+    given = {
+        "budget_bytes": 10_000,
+        "bytes_per_token": 10,
+        "page_size": 16,
+        "max_total_tokens": None,
+        "useful": 10**6,
+    }
+    return pool_tokens(**{**given, **changes})
+
+
+def test_the_pool_is_whole_pages_of_what_fits():
+    assert tokens() == 992
+    assert tokens(page_size=1) == 1000
+
+
+def test_the_flag_caps_the_pool_and_what_is_useful_caps_the_default():
+    assert tokens(max_total_tokens=100) == 96
+    assert tokens(useful=64) == 64
+    assert tokens(max_total_tokens=10**9) == 992
+
+
+@pytest.mark.parametrize("changes", [{"budget_bytes": 159}, {"max_total_tokens": 15}, {"budget_bytes": -5}])
+def test_no_room_for_a_page_is_an_error_with_the_numbers_and_the_cure(changes):
+    with pytest.raises(ValueError, match=r"one page of 16 tokens.*--max-total-tokens"):
+        tokens(**changes)
+
+
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        ({}, 1),
+        ({"tp_size": 4}, 4),
+        ({"tp_size": 4, "pp_size": 2, "nnodes": 2}, 4),
+        ({"tp_size": 4, "dp_size": 2}, 8),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, 4),
+    ],
+)
+def test_ranks_of_the_host_share_the_memory(fields, expected):
+    with published_topology(ranks=ONE, **fields):
+        assert ranks_on_this_host() == expected

@@ -6,6 +6,7 @@ told to go from its first moment on.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -13,6 +14,7 @@ import pathlib
 import select
 import signal
 import threading
+import time
 import traceback
 from typing import NoReturn
 
@@ -23,6 +25,9 @@ from sglang.srt.managers.rank_config import RankConfig, read_frame, write_frame
 from sglang.srt.messages import io_struct
 
 logger = logging.getLogger(__name__)
+
+#: From the end of its pipe to the end of a dying parent.
+_GONE_AFTER_EOF_S = 0.3
 
 
 class RankLife:
@@ -47,7 +52,7 @@ class RankLife:
         faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
         frame = read_frame(config_fd := life._config_fd)
         if frame is None:
-            raise SystemExit(1)
+            raise SystemExit("a rank leaves: the process that started it went before it had told anything")
         config = msgspec.msgpack.decode(frame, type=RankConfig)
         threading.Thread(
             target=_leave_with_parent, args=(config_fd, config), name="parent-watch", daemon=True
@@ -77,5 +82,20 @@ def _leave_with_parent(config_fd: int, config: RankConfig) -> NoReturn:
     while not poller.poll(1000):
         if os.getppid() != config.parent_pid:
             break
+    if _parent_died(config.parent_pid):
+        # A killed parent could not say it; without this line its log would just end.
+        parent = f"the process that started it (pid {config.parent_pid})"
+        with contextlib.suppress(OSError):
+            os.write(2, f"rank {config.world_rank} leaves: {parent} is gone\n".encode())
     remove_socket_folder(pathlib.Path(config.folder))
     os._exit(1)
+
+
+def _parent_died(parent_pid: int) -> bool:
+    """End-of-file comes from a parent that stops us too; a dying one closes its pipes before it is gone."""
+    deadline = time.monotonic() + _GONE_AFTER_EOF_S
+    while os.getppid() == parent_pid:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

@@ -7,11 +7,13 @@ the web framework before the ranks are starting, so that both load at the same t
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
@@ -33,29 +35,58 @@ READY_LINE = "The server is fired up and ready to roll!"
 #: How long answers of failed requests may take to leave after a rank has died.
 _DEATH_GRACE_S = 1.0
 _DRAIN_LOG_INTERVAL_S = 5.0
+#: A closed terminal (SIGHUP) counts as Ctrl-C.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run_server(record: ServerArgs, *, rank_module: str = RANK_MODULE) -> int:
     """Serve until told to stop; returns the exit code: 0 after a stop by signal, 1 after a failure."""
+    # A crash in native code, and whoever asks with SIGUSR1, gets stacks instead of silence.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    with signals_noted() as noted:
+        try:
+            resolve_at_the_door(record)
+            sock = listen(record.host, record.port)
+            configure_logging(record.log_level)
+            core = EngineCore(record, role="tokenizer", rank_module=rank_module)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        try:
+            return asyncio.run(ServerLife(core, sock, noted).run())
+        finally:
+            core.stop_ranks()
+
+
+@contextlib.contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """Signals to stop are noted from the first moment on; the life looks at the list when it begins.
+
+    With the default action a signal before that would end the process without a word in the log.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        noted.append(number)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number, action in before.items():
+        if action != signal.SIG_IGN:  # nohup has had its reason
+            signal.signal(number, note)
     try:
-        resolve_at_the_door(record)
-        sock = listen(record.host, record.port)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    configure_logging(record.log_level)
-    core = EngineCore(record, role="tokenizer", rank_module=rank_module)
-    try:
-        return asyncio.run(ServerLife(core, sock).run())
+        yield noted
     finally:
-        core.stop_ranks()
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 class ServerLife:
     """One server from its start to its exit code."""
 
-    def __init__(self, core: EngineCore, sock: socket.socket) -> None:
+    def __init__(self, core: EngineCore, sock: socket.socket, noted: list[int]) -> None:
         self._core = core
+        self._noted = noted
         self._sock = sock
         self._status = ServerStatus(core)
         self._stop = asyncio.Event()
@@ -64,8 +95,11 @@ class ServerLife:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number, act in ((signal.SIGTERM, self._on_sigterm), (signal.SIGINT, self._on_sigint)):
-            loop.add_signal_handler(number, act)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal, number)
+        for number in self._noted:
+            self._on_signal(number)
         self._core.notify_death(self._on_death)
         # The web framework is imported now, while the ranks load.
         from sglang.srt.entrypoints.http_server import HttpServer, add_openai_routes, build_app
@@ -81,6 +115,7 @@ class ServerLife:
         app = build_app(self._status, policy)
         self._http = http = HttpServer(app, self._sock)
         serving_http = asyncio.create_task(http.run_until_told(), name="http")
+        serving_http.add_done_callback(self._on_http_end)
         starting = asyncio.create_task(
             self._start(lambda: add_openai_routes(app, self._status)), name="start"
         )
@@ -88,7 +123,7 @@ class ServerLife:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         http.should_exit = True
-        await serving_http
+        await asyncio.gather(serving_http, return_exceptions=True)
         await self._core.close()
         return self._exit_code
 
@@ -99,8 +134,10 @@ class ServerLife:
             add_routes()
             if not get_serving().skip_server_warmup:
                 await self._core.self_test()
-        except RankDied:
-            return  # reported by the watcher
+        except RankDied as error:
+            # The watcher tells it too, but not of a rank that died before this loop was there to be told.
+            self._on_death(str(error))
+            return
         except Exception as error:
             self._fail(f"Initialization failed. warmup error: {type(error).__name__}: {error}")
             logger.debug("the start failed here", exc_info=True)
@@ -131,6 +168,13 @@ class ServerLife:
 
     # --- ends ---
 
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGTERM:
+            self._on_sigterm()
+            return
+        logger.info("%s received; shutting down", signal.Signals(number).name)
+        self._end_at_once()
+
     def _on_sigterm(self) -> None:
         if self._status.phase is Phase.DRAINING or envs.SGLANG_FORCE_SHUTDOWN.get():
             logger.info("SIGTERM received; ending at once")
@@ -138,10 +182,6 @@ class ServerLife:
             return
         logger.info("SIGTERM received; finishing the requests under way")
         asyncio.get_running_loop().create_task(self._drain(), name="drain")
-
-    def _on_sigint(self) -> None:
-        logger.info("SIGINT received; shutting down")
-        self._end_at_once()
 
     def _end_at_once(self) -> None:
         self._status.become(Phase.DRAINING)
@@ -166,6 +206,14 @@ class ServerLife:
                 await asyncio.sleep(0.05)
                 since_log += 0.05
         self._stop.set()
+
+    def _on_http_end(self, task: asyncio.Task[None]) -> None:
+        """Without its HTTP side a server is of no use, however well its ranks are."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(f"the HTTP server failed: {type(error).__name__}: {error}")
+        elif not self._stop.is_set():
+            self._fail("the HTTP server ended by itself")
 
     def _on_death(self, cause: str) -> None:
         self._fail(f"a scheduler process has died: {cause}")

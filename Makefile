@@ -75,7 +75,7 @@ $(STAMPS)/kernel: $(KERNEL_FILES) $(STAMPS)/build
 setup: $(STAMPS)/model $(PACKAGE_STAMP)
 
 serve: setup
-	@exec $(PY) -m sglang.launch_server --model-path $(MODEL) --port $(PORT) $(SERVE_ARGS)
+	@exec $(PY) -m sglang serve --model-path $(MODEL) --port $(PORT) $(SERVE_ARGS)
 
 ## Checks and tests.
 

@@ -34,6 +34,7 @@ from sglang.srt.messages.io_struct import (
     ShutdownReq,
     TokenizedGenerateReqInput,
 )
+from sglang.srt.platforms.cpu import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class Scheduler:
         )
         self.load = SchedulerLoad(roster, kv, limits)
         self.invariants = InvariantChecker(roster, kv)
+        logger.info("%s, available_cpu_mem=%.2f GB", limits.summary(), available_memory_bytes() / 2**30)
 
     def run_event_loop(self) -> None:
         """Turn until a `ShutdownReq` comes. An exception leaves the loop: the rank process reports it and

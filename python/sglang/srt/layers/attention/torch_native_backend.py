@@ -30,9 +30,13 @@ class HeadMajorLayout:
     def allocate(
         self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device
     ) -> list[torch.Tensor]:
-        # Zeros: padding reads slot 0, and what it reads is multiplied by a zero probability.
         shape = (2 * spec.num_kv_heads, num_pages * page_size, spec.head_dim)
-        return [torch.zeros(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+        layers = [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+        for storage in layers:
+            # Padding reads slot 0 and multiplies it by a zero probability: it must be finite. The rest stays
+            # untouched, so that a large pool takes memory only as it fills.
+            storage[:, :page_size].zero_()
+        return layers
 
 
 @dataclass(slots=True)

@@ -70,3 +70,12 @@ class SchedulerLimits:
             waiting_timeout_s=envs.SGLANG_REQ_WAITING_TIMEOUT.get(),
             running_timeout_s=envs.SGLANG_REQ_RUNNING_TIMEOUT.get(),
         )
+
+    def summary(self) -> str:
+        """The line that tools look for once the pool is there."""
+        return (
+            f"max_total_num_tokens={self.pool_size}, chunked_prefill_size={self.chunk_size or -1}, "
+            f"max_prefill_tokens={self.max_prefill_tokens}, "
+            f"max_running_requests={self.max_running_requests}, "
+            f"context_len={self.context_len}"
+        )

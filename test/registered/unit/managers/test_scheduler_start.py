@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
-from sglang.srt.runtime_context import reset_context
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.mock_model import create_scheduler
 
 register_cpu_ci(est_time=2, suite="unit-cpu")
-
-
-@pytest.fixture(autouse=True)
-def nothing_published_afterwards() -> Iterator[None]:
-    yield
-    reset_context()
 
 
 @pytest.mark.parametrize(("given", "said"), [(32, 32), (-1, -1)])

@@ -6,6 +6,7 @@ is real. Must not grow rules of its own: what a test does not script does not ha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -135,6 +136,9 @@ def top_of(token_id: int, count: int) -> list[list[Any]]:
     return [[logprob_of(token_id) - step, other, None] for step, other in enumerate(ids)]
 
 
+_GROWING = ("output_token_logprobs", "output_top_logprobs")
+
+
 @dataclasses.dataclass
 class ScriptedModelConfig:
     context_len: int = 512
@@ -164,12 +168,32 @@ class ScriptedManager:
         self._held: list[AsyncGenerator[Any, None]] = []
 
     def generate_request(
-        self, obj: GenerateReqInput, is_disconnected: Callable[[], Awaitable[bool]] | None = None
+        self,
+        obj: GenerateReqInput,
+        is_disconnected: Callable[[], Awaitable[bool]] | None = None,
+        *,
+        incremental: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        outputs = self._generate(obj)
+        outputs = self._news(obj) if incremental else self._generate(obj)
         # Held here, so that only a door that closes it closes it, not the garbage collector.
         self._held.append(outputs)
         return outputs
+
+    async def _news(self, obj: GenerateReqInput) -> AsyncGenerator[Any, None]:
+        """The same with only what is new in each output. Scripts are written down cumulatively."""
+        seen: dict[int, tuple[int, int]] = {}
+        async with contextlib.aclosing(self._generate(obj)) as items:
+            async for item in items:
+                index = item.get("index", 0)
+                chars, ids = seen.get(index, (0, 0))
+                seen[index] = max(chars, len(item["text"])), len(item["output_ids"])
+                grown = {k: v[ids:] for k, v in item["meta_info"].items() if k in _GROWING}
+                yield {
+                    **item,
+                    "text": item["text"][chars:],
+                    "output_ids": item["output_ids"][ids:],
+                    "meta_info": {**item["meta_info"], **grown},
+                }
 
     async def _generate(self, obj: GenerateReqInput) -> AsyncGenerator[Any, None]:
         mappings = (

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
 from sglang.srt.entrypoints.generate_fields import parse_generate
-from sglang.srt.entrypoints.incremental_view import IncrementalView
 from sglang.srt.entrypoints.server_information import model_information, server_information
 from sglang.srt.managers.rank_processes import RANK_MODULE
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -199,10 +198,10 @@ class _Runtime:
 
     async def generate_stream(self, fields: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Pieces of an answer, on the engine's loop."""
-        view = IncrementalView() if self._incremental else None
-        async with contextlib.aclosing(self.manager.generate_request(parse_generate(fields))) as items:
+        items = self.manager.generate_request(parse_generate(fields), incremental=self._incremental)
+        async with contextlib.aclosing(items):
             async for item in items:
-                yield item if view is None else view.news(item)
+                yield item
 
     def close_stream(self, items: AsyncIterator[dict[str, Any]]) -> None:
         """Abort what a reader leaves behind; does not wait."""

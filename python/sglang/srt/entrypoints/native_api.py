@@ -6,15 +6,13 @@ Included by the HTTP server. It must not check what the tokenizer manager checks
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from sglang.srt.entrypoints.error_bodies import json_response, rejected_response, stream_error
 from sglang.srt.entrypoints.generate_fields import parse_generate
-from sglang.srt.entrypoints.incremental_view import IncrementalView
 from sglang.srt.entrypoints.openai.request_body import read_json
 from sglang.srt.entrypoints.sse import EventStream, first_then
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -42,13 +40,14 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
             header = request.headers.get(DP_RANK_HEADER)
             if header is not None:
                 obj.routed_dp_rank = _dp_rank(header)
-            items = source.manager.generate_request(obj, request.is_disconnected)
+            items = source.manager.generate_request(
+                obj, request.is_disconnected, incremental=incremental and obj.stream is True
+            )
             found, rejoined = await first_then(items)
         except (RequestRejected, ValueError) as error:
             return rejected_response(error)
         if obj.stream:
-            events = _incremental(rejoined) if incremental else rejoined
-            return EventStream(events, on_error=stream_error)
+            return EventStream(rejoined, on_error=stream_error)
         answer = await anext(rejoined) if found else None
         await items.aclose()
         return json_response(answer)
@@ -60,14 +59,3 @@ def _dp_rank(header: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", header):
         raise RequestRejected(f"the header X-Data-Parallel-Rank must be an integer, got {header!r}")
     return int(header)
-
-
-async def _incremental(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    view = IncrementalView()
-    try:
-        async for item in items:
-            yield view.news(item)
-    finally:
-        close = getattr(items, "aclose", None)
-        if close is not None:
-            await close()

@@ -70,14 +70,14 @@ def signals_noted() -> Iterator[list[int]]:
     def note(number: int, _frame: object) -> None:
         noted.append(number)
 
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    for number, action in before.items():
+    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
+    for number, action in before:
         if action != signal.SIG_IGN:  # nohup has had its reason
             signal.signal(number, note)
     try:
         yield noted
     finally:
-        for number, action in before.items():
+        for number, action in before:
             signal.signal(number, action)
 
 
@@ -98,8 +98,8 @@ class ServerLife:
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
-        for number in self._noted:
-            self._on_signal(number)
+        for early in self._noted:
+            self._on_signal(early)
         self._core.notify_death(self._on_death)
         # The web framework is imported now, while the ranks load.
         from sglang.srt.entrypoints.http_server import HttpServer, add_openai_routes, build_app

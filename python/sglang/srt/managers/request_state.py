@@ -114,8 +114,27 @@ class CallState:
         self.bell.set()
 
 
+class _Told:
+    """What a call has been told of one sample, so that an answer costs what is new and not what there is."""
+
+    __slots__ = ("chars", "ids", "input", "input_source", "logprobs", "output")
+
+    def __init__(self) -> None:
+        self.chars = 0
+        self.ids = 0
+        self.logprobs = 0
+        self.input: dict[str, list[Any]] = {}
+        self.input_source: list[TokenLogprob] | None = None
+        #: The native lists so far; an incremental call keeps none.
+        self.output: dict[str, list[Any]] = {}
+
+
 class AnswerBuilder:
-    """Native answers: `{"text", "output_ids", "meta_info", ["prompt_token_ids"], ["index"]}`."""
+    """Native answers: `{"text", "output_ids", "meta_info", ["prompt_token_ids"], ["index"]}` of one call.
+
+    Cumulative, or with `incremental` only what is new in `text`, `output_ids` and the output's logprobs;
+    counts and everything about the prompt are whole in both.
+    """
 
     def __init__(
         self,
@@ -123,25 +142,31 @@ class AnswerBuilder:
         weight_version: str,
         return_prompt_token_ids: bool,
         token_text: Callable[[int], str | None] | None,
+        incremental: bool = False,
     ) -> None:
         self._weight_version = weight_version
         self._return_prompt_token_ids = return_prompt_token_ids
         self._token_text = token_text
+        self._incremental = incremental
+        self._told: dict[int, _Told] = {}
 
     def answer(self, sample: SampleState, *, with_index: bool) -> dict[str, Any]:
-        """What is known of one sample by now; `text` and every list are cumulative."""
+        """What is known of one sample by now. The lists are the reader's: later news do not change them."""
+        told = self._told.setdefault(sample.index, _Told())
         answer: dict[str, Any] = {
-            "text": sample.text,
-            "output_ids": list(sample.output_ids),
-            "meta_info": self._meta_info(sample),
+            "text": sample.text[told.chars :],
+            "output_ids": sample.output_ids[told.ids :],
+            "meta_info": self._meta_info(sample, told),
         }
+        if self._incremental:
+            told.chars, told.ids = len(sample.text), len(sample.output_ids)
         if self._return_prompt_token_ids:
             answer["prompt_token_ids"] = sample.message.input_ids
         if with_index:
             answer["index"] = sample.index
         return answer
 
-    def _meta_info(self, sample: SampleState) -> dict[str, Any]:
+    def _meta_info(self, sample: SampleState, told: _Told) -> dict[str, Any]:
         reason = sample.finish_reason
         meta: dict[str, Any] = {
             "id": sample.rid,
@@ -155,21 +180,38 @@ class AnswerBuilder:
             "dp_rank": sample.dp_rank,
         }
         if sample.message.return_logprob:
-            self._add_logprobs(meta, sample)
+            self._add_logprobs(meta, sample, told)
         if sample.finished_at is not None:
             meta["e2e_latency"] = sample.finished_at - sample.created
             meta["response_sent_to_client_ts"] = time.time()
         return meta
 
-    def _add_logprobs(self, meta: dict[str, Any], sample: SampleState) -> None:
-        message = sample.message
-        for side, entries in (("input", sample.input_logprobs), ("output", sample.output_logprobs)):
-            meta[f"{side}_token_logprobs"] = [self._entry(e.logprob, e.token_id) for e in entries]
-            if message.top_logprobs_num > 0:
-                meta[f"{side}_top_logprobs"] = [self._entries(e.top) for e in entries]
-            if message.token_ids_logprob is not None:
-                meta[f"{side}_token_ids_logprobs"] = [self._entries(e.chosen) for e in entries]
+    def _add_logprobs(self, meta: dict[str, Any], sample: SampleState, told: _Told) -> None:
+        if told.input_source is not sample.input_logprobs:
+            told.input_source = sample.input_logprobs
+            told.input = self._native("input", sample.message, sample.input_logprobs)
+        meta.update(told.input)
+        fresh = self._native("output", sample.message, sample.output_logprobs[told.logprobs :])
+        told.logprobs = len(sample.output_logprobs)
+        for name, entries in fresh.items():
+            if self._incremental:
+                meta[name] = entries
+            else:
+                told.output.setdefault(name, []).extend(entries)
+                meta[name] = list(told.output[name])
         meta["output_token_logprobs_length"] = len(sample.output_logprobs)
+
+    def _native(
+        self, side: str, message: TokenizedGenerateReqInput, entries: list[TokenLogprob]
+    ) -> dict[str, list[Any]]:
+        lists: dict[str, list[Any]] = {
+            f"{side}_token_logprobs": [self._entry(e.logprob, e.token_id) for e in entries]
+        }
+        if message.top_logprobs_num > 0:
+            lists[f"{side}_top_logprobs"] = [self._entries(e.top) for e in entries]
+        if message.token_ids_logprob is not None:
+            lists[f"{side}_token_ids_logprobs"] = [self._entries(e.chosen) for e in entries]
+        return lists
 
     def _entries(self, pairs: list[tuple[float, int]] | None) -> list[LogprobEntry] | None:
         return None if pairs is None else [self._entry(logprob, token_id) for logprob, token_id in pairs]

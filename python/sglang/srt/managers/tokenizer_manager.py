@@ -134,10 +134,14 @@ class TokenizerManager:
     # --- generation ---
 
     async def generate_request(
-        self, obj: GenerateReqInput, is_disconnected: IsDisconnected | None = None
+        self,
+        obj: GenerateReqInput,
+        is_disconnected: IsDisconnected | None = None,
+        *,
+        incremental: bool = False,
     ) -> AsyncGenerator[Any, None]:
         """Native answers. Streaming: one dict for each piece of news; else one dict, or one list for batch or
-        n > 1.
+        n > 1. Events of a stream are cumulative unless `incremental`.
 
         Raises `RequestRejected` (or `ValueError`) before anything is sent; later it raises `RequestRejected`
         when the scheduler fails the request. However it ends, nothing of it goes on running.
@@ -150,6 +154,7 @@ class TokenizerManager:
                 weight_version=self._serving.weight_version,
                 return_prompt_token_ids=obj.return_prompt_token_ids,
                 token_text=self._detokenizer.token_text if obj.return_text_in_logprobs else None,
+                incremental=incremental,
             )
             is_list = obj.is_batch or len(call.samples) > 1
             if obj.stream:

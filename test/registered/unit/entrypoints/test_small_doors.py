@@ -15,7 +15,6 @@ import pytest
 import sglang
 from sglang import cli
 from sglang.srt.entrypoints.generate_fields import parse_generate
-from sglang.srt.entrypoints.incremental_view import IncrementalView
 from sglang.srt.entrypoints.listen_socket import listen
 from sglang.srt.entrypoints.server_information import launch_command
 from sglang.srt.entrypoints.sse import DONE, EventStream, event, first_then
@@ -43,22 +42,6 @@ def test_nulls_mean_the_default_and_old_names_still_work() -> None:
 def test_a_key_that_would_be_ignored_is_refused(body: Any, message: str) -> None:
     with pytest.raises(RequestRejected, match=message):
         parse_generate(body)
-
-
-def test_incremental_events_carry_only_what_is_new() -> None:
-    view = IncrementalView()
-
-    def answer(count: int, index: int) -> dict[str, Any]:
-        logprobs = [[-1.0, i, None] for i in range(count)]
-        meta = {"output_token_logprobs": logprobs, "input_token_logprobs": [1], "completion_tokens": count}
-        return {"text": "abcdef"[:count], "output_ids": list(range(count)), "meta_info": meta, "index": index}
-
-    news = [view.news(answer(count, index)) for count in (1, 3, 6) for index in (0, 1)]
-    assert "".join(item["text"] for item in news if item["index"] == 0) == "abcdef"
-    assert [item["output_ids"] for item in news if item["index"] == 1] == [[0], [1, 2], [3, 4, 5]]
-    assert [len(item["meta_info"]["output_token_logprobs"]) for item in news[::2]] == [1, 2, 3]
-    assert all(item["meta_info"]["input_token_logprobs"] == [1] for item in news)
-    assert news[-1]["meta_info"]["completion_tokens"] == 6
 
 
 def test_no_secret_is_part_of_the_launch_command_however_it_was_spelled() -> None:

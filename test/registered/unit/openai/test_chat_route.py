@@ -311,8 +311,8 @@ def test_an_abort_by_the_user_is_an_answer_with_what_there_was(stream):
 
 def test_a_stream_that_never_finishes_is_an_error_not_a_short_answer():
     class Broken(ScriptedManager):
-        async def generate_request(self, obj, is_disconnected=None):
-            async for item in super().generate_request(obj, is_disconnected):
+        async def generate_request(self, obj, is_disconnected=None, *, incremental=False):
+            async for item in super().generate_request(obj, is_disconnected, incremental=incremental):
                 if item["meta_info"]["finish_reason"] is None:
                     yield item
 

@@ -1,7 +1,7 @@
-"""Owns how far one choice of an answer has come: what is new in the engine's cumulative output.
+"""Owns how far one choice of an answer has come, and reads an incremental output of the engine as news.
 
-Read by both OpenAI routes; a whole answer is one look at the last output, so it shares every rule with a
-stream. It must not write chunks and must not know which dialect asks.
+Read by both OpenAI routes; a whole answer is one output in which everything is new, so it shares every rule
+with a stream. It must not write chunks and must not know which dialect asks.
 """
 
 from __future__ import annotations
@@ -44,27 +44,21 @@ class ChoiceProgress:
         #: Whatever the dialect keeps between two chunks of this choice (offset counters).
         self.scratch: dict[str, Any] = {}
         self._with_logprobs = with_logprobs
-        self._seen_chars = 0
-        self._seen_ids = 0
-        self._seen_logprobs = 0
         self._started = False
 
     def take(self, output: Mapping[str, Any]) -> News:
-        """What is new in a native output (`text`, `output_ids` and logprobs are cumulative there)."""
+        """The next native output (`text`, `output_ids` and the output's logprobs hold what is new there)."""
         meta = output["meta_info"]
-        text: str = output["text"]
-        ids: list[int] = output.get("output_ids") or []
         news = News(
             is_first=not self._started,
-            text=text[self._seen_chars :],
-            token_ids=list(ids[self._seen_ids :]),
+            text=output["text"],
+            token_ids=output.get("output_ids") or [],
             prompt_token_ids=None if self._started else output.get("prompt_token_ids"),
             prompt_logprobs=[],
             logprobs=[],
         )
         if self._with_logprobs:
-            news.logprobs = read_native(meta, "output", self._seen_logprobs)
-            self._seen_logprobs += len(news.logprobs)
+            news.logprobs = read_native(meta, "output")
             if not self._started:
                 news.prompt_logprobs = read_native(meta, "input")
         finish = meta.get("finish_reason")
@@ -73,8 +67,6 @@ class ChoiceProgress:
             news.matched_stop = finish.get("matched")
             self.finished = True
         self._started = True
-        self._seen_chars = max(self._seen_chars, len(text))
-        self._seen_ids = max(self._seen_ids, len(ids))
         self.meta = meta
         return news
 

@@ -44,10 +44,10 @@ def finite(value: float | None) -> float | None:
     return LOGPROB_FLOOR
 
 
-def read_native(meta: Mapping[str, Any], part: str, start: int = 0) -> list[TokenLogprobs]:
-    """The entries of `part` ("input" or "output") from position `start` on."""
-    chosen: Sequence[Entry] = (meta.get(f"{part}_token_logprobs") or ())[start:]
-    tops: Sequence[Sequence[Entry] | None] = (meta.get(f"{part}_top_logprobs") or ())[start:]
+def read_native(meta: Mapping[str, Any], part: str) -> list[TokenLogprobs]:
+    """The entries of `part` ("input" or "output")."""
+    chosen: Sequence[Entry] = meta.get(f"{part}_token_logprobs") or ()
+    tops: Sequence[Sequence[Entry] | None] = meta.get(f"{part}_top_logprobs") or ()
     tokens = []
     for position, (logprob, token_id, *_) in enumerate(chosen):
         top = (tops[position] if position < len(tops) else None) or ()

@@ -51,7 +51,7 @@ async def serve(request: Request, dialect: Dialect, manager: Manager, settings: 
             job = await asyncio.to_thread(dialect.prepare, parsed, request.headers)
         else:
             job = dialect.prepare(parsed, request.headers)
-        items = manager.generate_request(job.native, request.is_disconnected)
+        items = manager.generate_request(job.native, request.is_disconnected, incremental=job.native.stream)
         if parsed.stream:
             return await open_stream(job, dialect, settings, items)
         last: Any = None

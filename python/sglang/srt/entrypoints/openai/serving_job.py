@@ -44,7 +44,11 @@ class Manager(Protocol):
     served_model_name: str
 
     def generate_request(
-        self, obj: GenerateReqInput, is_disconnected: Callable[[], Awaitable[bool]] | None = None
+        self,
+        obj: GenerateReqInput,
+        is_disconnected: Callable[[], Awaitable[bool]] | None = None,
+        *,
+        incremental: bool = False,
     ) -> AsyncGenerator[Any, None]: ...
 
 

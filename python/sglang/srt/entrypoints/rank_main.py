@@ -71,9 +71,13 @@ def build_scheduler(config: RankConfig, channel: RankChannel) -> tuple[Scheduler
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.tp_worker import TpModelWorker
 
-    address = get_parallel().dist_init_addr or f"127.0.0.1:{get_parallel().nccl_port}"
+    parallel = get_parallel()
     init_distributed_environment(
-        world_size=config.world_size, rank=config.world_rank, local_rank=config.world_rank, address=address
+        world_size=config.world_size,
+        rank=config.world_rank,
+        local_rank=config.world_rank,
+        address=parallel.dist_init_addr or f"127.0.0.1:{parallel.nccl_port}",
+        timeout_s=parallel.dist_timeout,
     )
     initialize_model_parallel()
     model_config = published_model_config()

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.arg_groups.fields import LEAVES
-from sglang.srt.arg_groups.overrides import resolution_result
+from sglang.srt.arg_groups.overrides import resolution_result, resolved_view
 from sglang.srt.arg_groups.public_values import public_values
 from sglang.srt.entrypoints.engine_core import EngineCore
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
-from sglang.srt.runtime_context import get_serving
 from sglang.version import __version__
 
 _MODEL_FIELDS = (
@@ -37,7 +36,7 @@ def model_information(manager: TokenizerManager, record: Any) -> dict[str, Any]:
     values = public_values(record)
     return {name: values[name] for name in _MODEL_FIELDS} | {
         # What the operator recommends to clients; it changes nothing here.
-        "preferred_sampling_params": get_serving().preferred_sampling_params,
+        "preferred_sampling_params": resolved_view(record).preferred_sampling_params,
         "is_generation": not values["is_embedding"],
         "has_image_understanding": False,
         "has_audio_understanding": False,

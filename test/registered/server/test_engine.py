@@ -204,6 +204,55 @@ def test_a_start_that_fails_raises_the_cause_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+FORK = """
+    import os, signal, sys, sglang as sgl
+    engine = sgl.Engine(model_path={model!r}, _rank_module={rank!r})
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # a child that hangs is killed
+        for use in (engine.generate, engine.flush_cache, lambda _=0: next(engine.generate("a", stream=True))):
+            try:
+                use(*(["a"] if use == engine.generate else []))
+            except RuntimeError as error:
+                assert "belongs to process" in str(error)
+            else:
+                sys.exit("the fork used the engine")
+        engine.shutdown()
+        sys.exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status, engine.generate("a", {{"max_new_tokens": 3}})["text"])
+"""
+
+
+def test_a_fork_cannot_use_the_engine_and_does_not_end_it(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    script = tmp_path / "fork.py"
+    script.write_text(textwrap.dedent(FORK).format(model=str(model), rank=FAKE_RANK))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, env=child_environment()
+    )
+    assert (done.stdout, done.stderr) == ("0 bcd\n", "")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"prompt": "half \ud800"},
+        {"prompt": "a", "rid": "half \ud800"},
+        {"prompt": "a", "cache_salt": "half \ud800"},
+        {"prompt": "a", "sampling_params": {"stop": ["half \ud800"]}},
+    ],
+)
+def test_half_a_surrogate_pair_is_a_value_error_and_leaves_nothing(
+    engine: sgl.Engine, call: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="surrogate") as caught:
+        engine.generate(**call)
+    assert type(caught.value) is ValueError
+    assert engine.tokenizer_manager.num_open == 0
+
+
 SCRIPT = """
     import sglang as sgl
     engine = sgl.Engine(model_path={model!r}, _rank_module={rank!r})

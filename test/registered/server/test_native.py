@@ -191,6 +191,17 @@ def test_a_charset_is_fine_and_large_bodies_are_read(server: RunningServer) -> N
     assert "longer than the model's context length" in large.json()["message"]
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/abort_request"])
+def test_a_client_that_hangs_up_in_its_body_is_no_error_in_the_log(server: RunningServer, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall((head + 'Content-Length: 50\r\n\r\n{"text"').encode())
+    for _ in range(5):
+        assert server.generate(text="next", sampling_params=GREEDY).status_code == 200
+        time.sleep(0.05)
+    assert "Traceback" not in server.log()
+
+
 def test_more_than_the_body_limit_is_413(server: RunningServer) -> None:
     """Announced only: the answer comes before the body is sent."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:

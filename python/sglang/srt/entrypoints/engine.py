@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -155,6 +156,7 @@ class _Runtime:
         self.core = EngineCore(record, role="engine", rank_module=rank_module)
         self._incremental = get_serving().incremental_streaming_output
         self._stopped: str | None = None
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-engine", daemon=True)
         self._thread.start()
@@ -166,9 +168,9 @@ class _Runtime:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` on the engine's loop and wait for it, from any other thread."""
-        if self._stopped:
+        if why := self._why_unusable():
             work.close()
-            raise RuntimeError(self._stopped)
+            raise RuntimeError(why)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -181,13 +183,21 @@ class _Runtime:
 
     async def run_async(self, work: Coroutine[Any, Any, T]) -> T:
         """The same without blocking the caller's event loop; cancelling the caller cancels the work."""
-        if self._stopped:
+        if why := self._why_unusable():
             work.close()
-            raise RuntimeError(self._stopped)
+            raise RuntimeError(why)
         try:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
         except RequestRejected as error:
             raise _for_python(error) from error
+
+    def _why_unusable(self) -> str | None:
+        if os.getpid() != self._pid:
+            return (
+                f"this engine belongs to process {self._pid}, and a fork of it has no event loop of it; "
+                "start an Engine in the new process"
+            )
+        return self._stopped
 
     async def generate_whole(self, fields: dict[str, Any]) -> Answer:
         """One answer, on the engine's loop."""
@@ -205,12 +215,12 @@ class _Runtime:
 
     def close_stream(self, items: AsyncIterator[dict[str, Any]]) -> None:
         """Abort what a reader leaves behind; does not wait."""
-        if not self._stopped:
+        if self._why_unusable() is None:
             asyncio.run_coroutine_threadsafe(items.aclose(), self._loop)  # type: ignore[attr-defined]
 
     def stop(self) -> None:
         """End everything; no executor is used, because at interpreter exit none takes work any more."""
-        if self._stopped:
+        if self._why_unusable():
             return
         self._stopped = self.core.cause_of_death or "the engine was shut down"
         asyncio.run_coroutine_threadsafe(self.core.begin_close(), self._loop).result()

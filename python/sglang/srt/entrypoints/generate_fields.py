@@ -54,7 +54,8 @@ def parse_generate(body: Any) -> GenerateReqInput:
         elif name not in known:
             near = difflib.get_close_matches(key, [*known, *NOT_SERVED], n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; known keys are {', '.join(known)}"
-            raise RequestRejected(f"{key}: unknown key{hint}", param=key)
+            name = key if len(key) <= 80 else key[:77] + "..."
+            raise RequestRejected(f"{name}: unknown key{hint}", param=name)
         elif value is not None:
             fields[name] = value
     return GenerateReqInput(**fields)

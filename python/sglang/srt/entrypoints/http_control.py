@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from sglang.srt.entrypoints.error_bodies import error_response, json_response, rejected_response
-from sglang.srt.entrypoints.openai.request_body import read_json
+from sglang.srt.entrypoints.openai.request_body import read_body, read_json
 from sglang.srt.entrypoints.server_information import model_information, server_information
 from sglang.srt.entrypoints.server_status import ServerStatus
 from sglang.srt.environ import envs
@@ -150,7 +150,7 @@ def build_control_router(status: ServerStatus) -> APIRouter:
 
 async def _optional_body(request: Request) -> dict[str, Any]:
     """The JSON object of a control call; none at all is an empty one."""
-    if not await request.body():
+    if not await read_body(request):
         return {}
     body = await read_json(request)
     if not isinstance(body, dict):

@@ -143,8 +143,10 @@ class IncrementalDetokenizer:
         """Length of the longest end of the text that begins a stop string."""
         longest = 0
         for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
-                if self._text.endswith(stop[:size]):
-                    longest = size
-                    break
+            tail = self._text[-(len(stop) - 1) :] if len(stop) > 1 else ""
+            at = tail.find(stop[0])
+            while at >= 0 and len(tail) - at > longest:
+                if stop.startswith(tail[at:]):
+                    longest = len(tail) - at
+                at = tail.find(stop[0], at + 1)
         return longest

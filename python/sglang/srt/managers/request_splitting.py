@@ -15,6 +15,7 @@ import msgspec
 
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.sampling.sampling_params import is_unicode
 
 
 class SinglePrompt(msgspec.Struct, kw_only=True):
@@ -82,10 +83,10 @@ def _prompts(obj: GenerateReqInput) -> list[str | list[int]]:
         if isinstance(value, str):
             return [value]
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise rejected("text", f"must be a string or a list of strings, got {_shown(value)}")
+            raise rejected("text", f"must be a string or a list of strings, got {shown(value)}")
     elif not isinstance(value, list):
         raise rejected(
-            "input_ids", f"must be a list of token ids or a list of such lists, got {_shown(value)}"
+            "input_ids", f"must be a list of token ids or a list of such lists, got {shown(value)}"
         )
     elif not obj.is_batch and value:
         return [_ids("input_ids", value)]
@@ -102,13 +103,16 @@ def _rids(obj: GenerateReqInput, count: int | None) -> list[str]:
     if isinstance(obj.rid, str):
         if not obj.rid:
             raise rejected("rid", "must not be empty; leave it out to get one")
+        _text_or_none("rid", obj.rid)
         return [obj.rid] if count is None else [f"{obj.rid}_{i}" for i in range(count)]
     if not isinstance(obj.rid, list) or not all(isinstance(rid, str) and rid for rid in obj.rid):
-        raise rejected("rid", f"must be a string, or a list of them for a batch, got {_shown(obj.rid)}")
+        raise rejected("rid", f"must be a string, or a list of them for a batch, got {shown(obj.rid)}")
     if count is None:
         raise rejected("rid", "a list of ids needs a batch of prompts")
     if len(obj.rid) != count:
         raise rejected("rid", f"must have one entry for each of the {count} prompts, got {len(obj.rid)}")
+    for rid in obj.rid:
+        _text_or_none("rid", rid)
     return list(obj.rid)
 
 
@@ -155,31 +159,33 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise rejected(name, f"must be an object, got {_shown(value)}")
+        raise rejected(name, f"must be an object, got {shown(value)}")
     return value
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise rejected(name, f"must be true or false, got {_shown(value)}")
+        raise rejected(name, f"must be true or false, got {shown(value)}")
     return value
 
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise rejected(name, f"must be an integer, got {_shown(value)}")
+        raise rejected(name, f"must be an integer, got {shown(value)}")
     return value
 
 
 def _text_or_none(name: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise rejected(name, f"must be a string, got {_shown(value)}")
+        raise rejected(name, f"must be a string, got {shown(value)}")
+    if value is not None and not is_unicode(value):
+        raise rejected(name, "is not valid Unicode: it holds half of a surrogate pair")
     return value
 
 
 def _ids(name: str, value: Any) -> list[int]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise rejected(name, f"must be a list of token ids, got {_shown(value)}")
+        raise rejected(name, f"must be a list of token ids, got {shown(value)}")
     if not value:
         raise rejected(name, "the prompt is empty; give at least one token")
     return value
@@ -189,10 +195,11 @@ def _ids_or_none(name: str, value: Any) -> list[int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise rejected(name, f"must be a list of token ids, got {_shown(value)}")
+        raise rejected(name, f"must be a list of token ids, got {shown(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A client's value inside an error text; a megabyte of it does not come back."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

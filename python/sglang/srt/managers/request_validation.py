@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sglang.srt.environ import envs
-from sglang.srt.managers.request_splitting import SinglePrompt, rejected
+from sglang.srt.managers.request_splitting import SinglePrompt, rejected, shown
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.messages.io_struct import TokenizedGenerateReqInput
@@ -40,9 +40,11 @@ def check_whole_request(obj: GenerateReqInput) -> None:
     for name in ("stream", "return_text_in_logprobs", "return_prompt_token_ids", "no_logs"):
         value = getattr(obj, name)
         if not isinstance(value, bool):
-            raise rejected(name, f"must be true or false, got {value!r}")
+            raise rejected(name, f"must be true or false, got {shown(value)}")
     if obj.routed_dp_rank is not None and (type(obj.routed_dp_rank) is not int or obj.routed_dp_rank != 0):
-        raise rejected("routed_dp_rank", f"this server has one replica, number 0; got {obj.routed_dp_rank!r}")
+        raise rejected(
+            "routed_dp_rank", f"this server has one replica, number 0; got {shown(obj.routed_dp_rank)}"
+        )
     if obj.priority is not None and (type(obj.priority) is not int or obj.priority != 0):
         raise rejected("priority", "request priorities are not supported yet; leave it out")
 

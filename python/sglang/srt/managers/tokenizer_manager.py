@@ -186,6 +186,7 @@ class TokenizerManager:
         except ValueError as error:
             text = str(error)
             field, colon, _ = text.partition(":")
+            field = field.partition("[")[0]  # logit_bias[5]
             raise RequestRejected(text, param=field if colon and field.isidentifier() else None) from error
         messages = [
             sample
@@ -229,8 +230,16 @@ class TokenizerManager:
             call.samples.append(sample)
             self._samples[message.rid] = sample
             self._detokenizer.register(message.rid, message.sampling_params)
-        for message in messages:
-            self._channel.send(message)
+        for sent, message in enumerate(messages):
+            try:
+                self._channel.send(message)
+            except Exception:
+                # Nothing of a call that cannot be sent whole may stay.
+                for unsent in call.samples[sent:]:
+                    del self._samples[unsent.rid]
+                    self._detokenizer.drop(unsent.rid)
+                self._close(call)
+                raise
         return call
 
     async def _news(

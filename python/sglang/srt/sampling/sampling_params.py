@@ -15,6 +15,8 @@ import msgspec
 #: Below this a temperature is greedy: dividing logits by it would only overflow.
 GREEDY_TEMPERATURE = 1e-6
 MAX_STOP_STRINGS = 32
+#: A stop string is looked for at every token, in a text that is decoded anew as far back as it reaches.
+MAX_STOP_LENGTH = 1024
 MAX_SAMPLES = 128
 INT64_MAX = 2**63 - 1
 
@@ -78,9 +80,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                     raise ValueError(f"{name}: {NOT_SERVED[name]}")
                 continue
             if name not in cls.__struct_fields__:
-                raise ValueError(
-                    f"{name}: unknown sampling parameter; known are {', '.join(cls.__struct_fields__)}"
-                )
+                known = ", ".join(cls.__struct_fields__)
+                raise ValueError(f"{_shown(name)}: unknown sampling parameter; known are {known}")
             if value is not None or name == "max_new_tokens":
                 values[name] = value
         if isinstance(values.get("stop"), str):
@@ -107,10 +108,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                     )
 
 
+def _shown(value: Any) -> str:
+    """A client's value inside an error text; a megabyte of it does not come back."""
+    text = value if isinstance(value, str) and value.isidentifier() else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def _number(low: float, high: float, *, open_low: bool = False) -> Any:
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name}: must be a number, got {value!r}")
+            raise ValueError(f"{name}: must be a number, got {_shown(value)}")
         number = float(value) if abs(value) < 1e300 or isinstance(value, float) else math.inf
         if not math.isfinite(number) or not low <= number <= high or (open_low and number == low):
             left = "<" if open_low else "<="
@@ -125,7 +132,7 @@ def _integer(low: int, high: int = INT64_MAX, *, also: int | None = None, none_o
         if value is None and none_ok:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{name}: must be an integer, got {value!r}")
+            raise ValueError(f"{name}: must be an integer, got {_shown(value)}")
         if value != also and not low <= value <= high:
             extra = f" or {also}" if also is not None else ""
             raise ValueError(f"{name}: must satisfy {low} <= {name} <= {high}{extra}, got {value}")
@@ -136,17 +143,33 @@ def _integer(low: int, high: int = INT64_MAX, *, also: int | None = None, none_o
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{name}: must be true or false, got {value!r}")
+        raise ValueError(f"{name}: must be true or false, got {_shown(value)}")
     return value
+
+
+def is_unicode(text: str) -> bool:
+    """False for half of a surrogate pair, which a Python string can hold and no encoding has bytes for."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stop_strings(name: str, value: Any) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"{name}: must be a string or a list of strings, got {value!r}")
+        raise ValueError(f"{name}: must be a string or a list of strings, got {_shown(value)}")
     if len(value) > MAX_STOP_STRINGS:
         raise ValueError(f"{name}: at most {MAX_STOP_STRINGS} stop strings, got {len(value)}")
     if any(text == "" for text in value):
         raise ValueError(f"{name}: a stop string must not be empty")
+    for text in value:
+        if len(text) > MAX_STOP_LENGTH:
+            raise ValueError(
+                f"{name}: a stop string has at most {MAX_STOP_LENGTH} characters, got one of {len(text)}"
+            )
+        if not is_unicode(text):
+            raise ValueError(f"{name}: is not valid Unicode: it holds half of a surrogate pair")
     return list(value)
 
 
@@ -154,18 +177,18 @@ def _token_ids(name: str, value: Any) -> list[int]:
     if not isinstance(value, list | tuple) or any(
         isinstance(i, bool) or not isinstance(i, int) for i in value
     ):
-        raise ValueError(f"{name}: must be a list of token ids, got {value!r}")
+        raise ValueError(f"{name}: must be a list of token ids, got {_shown(value)}")
     return list(value)
 
 
 def _checked_logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"logit_bias: must map token ids to numbers, got {value!r}")
+        raise ValueError(f"logit_bias: must map token ids to numbers, got {_shown(value)}")
     bias: dict[int, float] = {}
     for key, amount in value.items():
         text = str(key)
         if isinstance(key, bool) or not text.lstrip("-").isdecimal() or not text.isascii() or len(text) > 19:
-            raise ValueError(f"logit_bias: keys must be token ids, got {key!r}")
+            raise ValueError(f"logit_bias: keys must be token ids, got {_shown(key)}")
         bias[int(text)] = _number(-100.0, 100.0)(f"logit_bias[{text}]", amount)
     return bias
 

@@ -84,6 +84,10 @@ REFUSED = [
     ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params: must have one entry"),
     ({"text": "a", "extra_key": 5}, "extra_key: must be a string"),
     ({"text": "a", "cache_salt": 5}, "cache_salt: must be a string"),
+    ({"text": "a", "rid": "half \ud800"}, "rid: is not valid Unicode"),
+    ({"text": ["a"], "rid": ["half \ud800"]}, "rid: is not valid Unicode"),
+    ({"text": "a", "extra_key": "half \ud800"}, "extra_key: is not valid Unicode"),
+    ({"text": "a", "cache_salt": "half \ud800"}, "cache_salt: is not valid Unicode"),
     ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "n: must be the same"),
     (
         {"text": ["a"], "sampling_params": {"n": 2}, "top_logprobs_num": [1]},

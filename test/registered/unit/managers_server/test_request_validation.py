@@ -21,6 +21,7 @@ from sglang.srt.managers.request_validation import (
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.messages.io_struct import TokenizedGenerateReqInput
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 LIMITS = RequestLimits(context_len=100, vocab_size=50, pool_tokens=1000)
 SMALL_POOL = dataclasses.replace(LIMITS, pool_tokens=60)
@@ -65,6 +66,8 @@ REFUSED_SAMPLING = [
     ("min_new_tokens", -1),
     ("stop", ["a", 5]),
     ("stop", [""]),
+    ("stop", ["x" * 1025]),
+    ("stop", ["half \ud800"]),
     ("stop_token_ids", [50]),
     ("stop_token_ids", [-1]),
     ("logit_bias", {"50": 1.0}),
@@ -81,6 +84,16 @@ REFUSED_SAMPLING = [
 def test_an_illegal_sampling_value_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name}"):
         message(sampling={name: value})
+
+
+@pytest.mark.parametrize("name", [*SamplingParams.__struct_fields__, "x" * 9999])
+def test_a_refusal_does_not_send_the_whole_value_back(name: str) -> None:
+    for value in ("v" * 10_000, {"k" * 10_000: 5}, [["v" * 10_000]]):
+        if name == "stop" and isinstance(value, str):
+            value = [*value, 5]
+        with pytest.raises(ValueError) as caught:
+            message(sampling={name: value})
+        assert len(str(caught.value)) < 800
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,39 @@ def test_streamed_samples_carry_the_index_of_prompt_and_sample(tokenizer: Tokeni
     play(scenario, tokenizer)
 
 
+def test_a_call_that_cannot_be_sent_whole_leaves_nothing_behind(tokenizer: Tokenizer) -> None:
+    """A drain waits for open calls: one that stays would keep the server for ever."""
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        send = channel.send
+
+        def breaks(message: io_struct.Message) -> None:
+            if isinstance(message, io_struct.TokenizedGenerateReqInput) and message.rid == "r_1":
+                raise OSError("no wire")
+            send(message)
+
+        channel.send = breaks  # type: ignore[method-assign]
+        for _ in range(2):
+            with pytest.raises(OSError, match="no wire"):
+                await whole(manager, text="a", rid="r", sampling_params={"n": 3})
+            assert manager.num_open == 0
+            assert channel.aborts.pop() == io_struct.AbortReq(rid="r_0", exact=True)
+            channel.tokens("r_0", [], 0, io_struct.FinishReason(type="abort"))
+            await asyncio.sleep(0.02)  # the end of what was sent frees its rid
+
+    play(scenario, tokenizer)
+
+
+@pytest.mark.parametrize("bias", [{"5": 1e9}, {"9999": 1}, {"x": 1}])
+def test_a_refused_bias_names_its_parameter(tokenizer: Tokenizer, bias: dict[str, float]) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        with pytest.raises(RequestRejected) as caught:
+            await whole(manager, text="a", sampling_params={"logit_bias": bias})
+        assert caught.value.param == "logit_bias"
+
+    play(scenario, tokenizer)
+
+
 def test_a_rid_in_flight_cannot_be_used_again_until_its_end_is_confirmed(tokenizer: Tokenizer) -> None:
     async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
         first = asyncio.create_task(whole(manager, text="a", rid="r"))

@@ -4,11 +4,13 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="unit-cpu")
 
+import asyncio
 import json
 
 import pytest
+from starlette.requests import Request
 
-from sglang.srt.entrypoints.openai.request_body import decode_json
+from sglang.srt.entrypoints.openai.request_body import decode_json, read_json
 from sglang.srt.messages.errors import RequestRejected
 from sglang.test.openai_calls import CHAT, COMPLETIONS, request
 from sglang.test.scripted_manager import ScriptedManager
@@ -82,3 +84,14 @@ def test_the_route_also_reads_a_body_over_one_megabyte():
 
 def test_a_get_on_a_post_route_is_not_an_answer():
     assert request(ScriptedManager(), "GET", CHAT).status_code == 405
+
+
+def test_a_client_that_hangs_up_in_its_body_is_a_refusal_and_no_failure():
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    headers = [(b"content-type", b"application/json")]
+    asked = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+    with pytest.raises(RequestRejected, match="closed the connection") as caught:
+        asyncio.run(read_json(asked))
+    assert caught.value.status_code == 499

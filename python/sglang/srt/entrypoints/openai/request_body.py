@@ -1,6 +1,6 @@
 """Owns reading a request body: content type, UTF-8 JSON, no NaN or Infinity, no integer over 64 bits.
 
-Read by the OpenAI routes before anything is parsed. It must not know about fields.
+Read by all routes with a body before anything is parsed. It must not know about fields.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from sglang.srt.messages.errors import RequestRejected
 
@@ -27,7 +27,15 @@ async def read_json(request: Request) -> Any:
     charset = re.search(r'charset\s*=\s*"?([\w-]+)', parameters, re.IGNORECASE)
     if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
         raise RequestRejected(f"the charset must be utf-8, got {charset[1]!r}")
-    return decode_json(await request.body())
+    return decode_json(await read_body(request))
+
+
+async def read_body(request: Request) -> bytes:
+    """The bytes; a client that hangs up while it sends them is no failure of the server's."""
+    try:
+        return await request.body()
+    except ClientDisconnect as error:
+        raise RequestRejected("the client closed the connection before its body was complete", 499) from error
 
 
 def decode_json(raw: bytes) -> Any:

@@ -1,0 +1,64 @@
+"""Owns a tiny model that says what a test wants: each token has one follower.
+
+Read by server tests about characters, stop strings and ends, where the exact tokens matter. It must not be
+used to test the model's mathematics: attention and the feed-forward part are switched off.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from sglang.test.tiny_models import write_tiny_model
+
+#: Logit of the follower; all others lie far below, and zero temperature is not needed to hit it.
+FOLLOWER_LOGIT = 40.0
+END = "<|im_end|>"
+
+
+def write_chain_model(folder: pathlib.Path, *chains: Sequence[str | bytes], **settings: Any) -> pathlib.Path:
+    """A model folder in which each piece of a chain is followed by the next one.
+
+    A piece is the bytes of one token, or `END`. A token may stand in one chain only, once, except as the
+    last piece; a chain whose last piece is its first one goes round for ever.
+    """
+    write_tiny_model(folder, **settings)
+    tokenizer = load_tokenizer(folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    embedding = weights["model.embed_tokens.weight"]
+    normal = torch.nn.functional.normalize(embedding, dim=-1) * embedding.shape[1] ** 0.5
+    for name, tensor in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()  # what is left between embedding and head is the last token
+    weights["model.norm.weight"].fill_(1.0)
+    head = torch.zeros_like(weights["lm_head.weight"])
+    for token, follower in followers(tokenizer, chains).items():
+        head[follower] += normal[token] * (FOLLOWER_LOGIT / embedding.shape[1])
+    weights["lm_head.weight"] = head
+    save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
+def byte_pieces(text: str | bytes) -> list[bytes]:
+    """One piece for each byte: characters beyond ASCII then lie over several tokens."""
+    raw = text.encode() if isinstance(text, str) else text
+    return [raw[i : i + 1] for i in range(len(raw))]
+
+
+def followers(tokenizer: Tokenizer, chains: Iterable[Sequence[str | bytes]]) -> dict[int, int]:
+    """Token id -> id of the token after it; `ValueError` when a token would have two."""
+    by_bytes = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    found: dict[int, int] = {}
+    for chain in chains:
+        ids = [by_bytes[piece.encode() if isinstance(piece, str) else piece] for piece in chain]
+        for token, follower in itertools.pairwise(ids):
+            if found.setdefault(token, follower) != follower:
+                raise ValueError(f"token {token} ({tokenizer.token_bytes(token)!r}) would have two followers")
+    return found

@@ -10,8 +10,10 @@ from sglang.srt.layers.linear import ColumnParallelLinear, RowParallelLinear
 from sglang.srt.layers.parameter import WeightItem, WeightLedger
 from sglang.srt.layers.quantization import unquant
 from sglang.srt.layers.quantization.unquant import (
+    BagForm,
     PackedForm,
     RowMajorForm,
+    TransposedForm,
     UnquantizedConfig,
     stored_form,
 )
@@ -52,12 +54,41 @@ def test_unpack_gives_every_bit_back(form, dtype):
     assert torch.equal(form.unpack(form.pack(weight), dtype), weight)
 
 
-def test_large_packed_weights_keep_one_form_only(monkeypatch):
-    monkeypatch.setattr(unquant, "_SECOND_FORM_BYTES", 96 * 64 * 4 - 1)
-    state = PackedForm().pack(random(96, 64))
-    assert state.transposed is None
-    x = random(1, 64, seed=1)
-    assert torch.allclose(PackedForm().apply(state, x, None), F.linear(x, random(96, 64)), atol=1e-4)
+@pytest.mark.parametrize("form", [TransposedForm(), BagForm()], ids=lambda form: type(form).__name__)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_the_forms_for_single_rows_multiply_and_unpack(form, dtype):
+    weight, x, bias = (
+        random(192, 40, dtype=dtype),
+        random(1, 40, dtype=dtype, seed=1),
+        random(192, dtype=dtype),
+    )
+    state = form.pack(weight)
+    assert torch.equal(form.unpack(state, dtype), weight)
+    for offset in (None, bias):
+        expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+        out = form.apply(state, x, offset)
+        assert out.dtype == dtype
+        assert (out.double() - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "dtype, rows, expected",
+    [
+        (torch.float32, 128, TransposedForm),
+        (torch.bfloat16, 128, BagForm),
+        (torch.bfloat16, 100, type(None)),  # does not divide into bags
+        (torch.float32, 256, type(None)),  # too large for a second form
+        (torch.bfloat16, 256, BagForm),
+    ],
+)
+def test_a_packed_weight_keeps_a_form_for_single_rows_where_it_pays(monkeypatch, dtype, rows, expected):
+    monkeypatch.setattr(unquant, "_SINGLE_ROW_BYTES", 128 * 64 * 4)
+    weight, x = random(rows, 64, dtype=dtype), random(1, 64, dtype=dtype, seed=1)
+    state = PackedForm().pack(weight)
+    assert isinstance(state.single, expected)
+    out = PackedForm().apply(state, x, None)
+    wide = F.linear(x.double(), weight.double())
+    assert (out.double() - wide).abs().max() < TOLERANCE[dtype] * wide.abs().max()
 
 
 def test_16_bit_weights_are_widened_only_where_the_processor_cannot_multiply_them(monkeypatch):

@@ -168,6 +168,21 @@ def test_an_ordered_end_has_no_such_line(model: pathlib.Path) -> None:
         assert "rank 0 leaves" not in server.log()
 
 
+def test_a_low_limit_on_open_files_is_raised_as_far_as_allowed(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    bend = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 700))
+before = server_main.listen
+def bent(*args):
+    print(resource.getrlimit(resource.RLIMIT_NOFILE), file=sys.stderr)
+    sys.exit(0)
+server_main.listen = bent
+"""
+    assert "(700, 700)" in bent_start(model, tmp_path, bend).stderr
+
+
 def test_a_server_can_be_asked_for_its_stacks(model: pathlib.Path) -> None:
     with running_server(model, fake=True) as server:
         os.kill(server.process.pid, signal.SIGUSR1)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -35,6 +36,7 @@ READY_LINE = "The server is fired up and ready to roll!"
 #: How long answers of failed requests may take to leave after a rank has died.
 _DEATH_GRACE_S = 1.0
 _DRAIN_LOG_INTERVAL_S = 5.0
+WANTED_OPEN_FILES = 65_536
 #: A closed terminal (SIGHUP) counts as Ctrl-C.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -44,6 +46,7 @@ def run_server(record: ServerArgs, *, rank_module: str = RANK_MODULE) -> int:
     # A crash in native code, and whoever asks with SIGUSR1, gets stacks instead of silence.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    allow_many_connections()
     with signals_noted() as noted:
         try:
             resolve_at_the_door(record)
@@ -57,6 +60,14 @@ def run_server(record: ServerArgs, *, rank_module: str = RANK_MODULE) -> int:
             return asyncio.run(ServerLife(core, sock, noted).run())
         finally:
             core.stop_ranks()
+
+
+def allow_many_connections() -> None:
+    """Many systems allow 1024 open files unless asked, and every client is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, WANTED_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,9 @@ meant, one row at a time; `draw` gives the same ids for many rows and sorts only
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
 import torch
 
 _MASK = (1 << 64) - 1
@@ -23,22 +26,31 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def uniform(seed: int, position: int) -> float:
-    """The random number in [0, 1) of place `position` in the stream of `seed`: a pure function of both."""
+#: The random numbers of one draw: one in [0, 1) for each bit of a token id.
+Uniforms = Callable[[int], float]
+
+
+def uniforms(seed: int, position: int) -> Uniforms:
+    """The random numbers of place `position` in the stream of `seed`: a pure function of both and the bit."""
     start = _mix((seed + _GOLDEN) & _MASK)
-    return (_mix((start + (position + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
+    place = _mix((start + (position + 1) * _GOLDEN) & _MASK)
+    return lambda bit: (_mix((place + (bit + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
 
 
 def draw_reference(
-    logits: torch.Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, u: float
+    logits: torch.Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, u: Uniforms
 ) -> int:
     """Draw from one row of logits [vocab].
 
     Tokens are ranked by probability, the lower id first where two are equal. What stays is the longest head
     of that ranking within all three limits: `top_k` tokens (-1: all); the fewest tokens that together reach
     `top_p`; tokens of at least `min_p` times the highest probability. All three look at the probabilities of
-    the whole vocabulary; the first token always stays. `u` in [0, 1) picks from the cumulated probabilities
-    of what stayed, in order of ids.
+    the whole vocabulary; the first token always stays.
+
+    Of what stayed, the bits of the id are drawn one after another, the highest first: each by the share of
+    the ids that have it among those that agree so far. One number laid on all cumulated probabilities would
+    do too, but rounding moves each of their thousands of borders a little, and then one draw in some
+    hundreds changes with the requests beside it; here only as many borders as an id has bits decide.
     """
     probs = torch.softmax(logits.double() / temperature, dim=-1)
     ranked = torch.sort(probs, descending=True, stable=True)
@@ -51,9 +63,13 @@ def draw_reference(
     keep[0] = True
     kept = torch.zeros_like(probs)
     kept[ranked.indices[keep]] = ranked.values[keep]
-    cumulated = kept.cumsum(dim=-1)
-    above = (cumulated > u * cumulated[-1]).nonzero()
-    return int(above[0]) if len(above) else int(kept.nonzero()[-1])
+    token = 0
+    for bit in reversed(range(_bits(len(probs)))):
+        middle = token + (1 << bit)
+        left, right = float(kept[token:middle].sum()), float(kept[middle : middle + (1 << bit)].sum())
+        if right > 0 and u(bit) * (left + right) >= left:
+            token = middle
+    return token
 
 
 def draw(
@@ -63,7 +79,7 @@ def draw(
     top_k: list[int],
     top_p: list[float],
     min_p: list[float],
-    u: list[float],
+    u: list[Uniforms],
 ) -> list[int]:
     """Draw from each row of logits [rows, vocab]; a row's result does not depend on the other rows."""
     ids: list[int] = []
@@ -76,30 +92,37 @@ def draw(
 
 
 def _draw_part(
-    probs: torch.Tensor, top_k: list[int], top_p: list[float], min_p: list[float], u: list[float]
+    probs: torch.Tensor, top_k: list[int], top_p: list[float], min_p: list[float], u: list[Uniforms]
 ) -> list[int]:
     vocab = probs.shape[1]
     picked = [-1] * len(u)
     free = [i for i in range(len(u)) if not 0 < top_k[i] < vocab and top_p[i] >= 1.0 and min_p[i] <= 0.0]
     if free:
         rows = probs if len(free) == len(u) else probs[free]
-        for i, token in zip(free, _pick(rows, [u[i] for i in free]), strict=True):
-            picked[i] = token
+        everything = range(vocab)
+        for i, cumulated in zip(free, rows.cumsum(dim=-1).cpu().numpy(), strict=True):
+            picked[i] = _pick(everything, cumulated, vocab, u[i])
     filtered = [i for i in range(len(u)) if picked[i] < 0]
     if filtered:
         rows = probs if len(filtered) == len(u) else probs[filtered]
-        best = torch.topk(rows, min(_CANDIDATES, vocab), dim=-1)
+        best = torch.topk(rows, _CANDIDATES, dim=-1) if vocab > _CANDIDATES else _ranked(rows)
         for at, i in enumerate(filtered):
             limits = (top_k[i], top_p[i], min_p[i])
             kept = _kept(best.values[at], best.indices[at], limits, vocab)
             if kept is None:
-                ranked = torch.sort(rows[at], descending=True, stable=True)
+                ranked = _ranked(rows[at])
                 kept = _kept(ranked.values, ranked.indices, limits, vocab)
                 assert kept is not None
             values, ids = kept
             by_id = ids.argsort()
-            picked[i] = int(ids[by_id[_pick(values[by_id][None], [u[i]])[0]]])
+            cumulated = values[by_id].cumsum(dim=-1).tolist()
+            picked[i] = _pick(ids[by_id].tolist(), cumulated, vocab, u[i])
     return picked
+
+
+def _ranked(probs: torch.Tensor) -> torch.return_types.sort:
+    """All tokens, the most likely first, the lower id first where two are equal (which topk does not do)."""
+    return torch.sort(probs, dim=-1, descending=True, stable=True)
 
 
 def _kept(
@@ -127,12 +150,21 @@ def _kept(
     return values[:count], ids[:count]
 
 
-def _pick(weights: torch.Tensor, u: list[float]) -> list[int]:
-    """Per row the first index whose cumulated weight exceeds `u` of the total."""
-    cumulated = weights.cumsum(dim=-1)
-    goal = torch.tensor(u, dtype=torch.float64, device=weights.device)[:, None] * cumulated[:, -1:]
-    picked = torch.searchsorted(cumulated, goal, right=True)[:, 0].tolist()
-    for row, index in enumerate(picked):
-        if index >= weights.shape[1]:  # u was so near 1 that the product rounded up to the total
-            picked[row] = int(weights[row].nonzero()[-1])
-    return picked
+def _pick(ids: Sequence[int], cumulated: Sequence[float], vocab: int, u: Uniforms) -> int:
+    """Draw one of `ids` (ascending) bit by bit; `cumulated[i]` is the weight of `ids[: i + 1]`."""
+    token, start, end = 0, 0, len(ids)
+    before, upto = 0.0, float(cumulated[-1])
+    for bit in reversed(range(_bits(vocab))):
+        middle = bisect_left(ids, token + (1 << bit), start, end)
+        between = float(cumulated[middle - 1]) if middle else 0.0
+        left, right = between - before, upto - between
+        if right > 0 and u(bit) * (left + right) >= left:
+            token, start, before = token + (1 << bit), middle, between
+        else:
+            end, upto = middle, between
+    return token
+
+
+def _bits(vocab: int) -> int:
+    """Bits of the largest id."""
+    return (vocab - 1).bit_length()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang.kernels.draw_token import draw, uniform
+from sglang.kernels.draw_token import draw, uniforms
 from sglang.srt.batch.forward_batch import LogprobAsk
 from sglang.srt.batch.sampling_row import SamplingRow
 from sglang.srt.layers.penalties import adjust_logits
@@ -93,7 +93,7 @@ class Sampler:
                 top_k=[p.top_k for p in params],
                 top_p=[p.top_p for p in params],
                 min_p=[p.min_p for p in params],
-                u=[uniform(rows[b].seed, rows[b].num_output) for b in drawn],
+                u=[uniforms(rows[b].seed, rows[b].num_output) for b in drawn],
             )
             for b, token in zip(drawn, picked, strict=True):
                 ids[b] = token

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from sglang.kernels.draw_token import uniform
+from sglang.kernels.draw_token import draw, uniforms
 from sglang.srt.batch.forward_batch import LogprobAsk
 from sglang.srt.batch.sampling_row import SamplingRow
 from sglang.srt.layers.penalties import adjust_logits
@@ -76,8 +76,8 @@ def test_different_seeds_draw_differently_and_each_token_has_its_own_number():
     drawn = {sampler(logits.clone(), [row(seed=s)]).token_ids[0] for s in range(40)}
     assert len(drawn) > 25
     place = row(seed=1, produced=[9, 9, 9])
-    expected = int(uniform(1, 3) * VOCAB)
-    assert sampler(logits.clone(), [place]).token_ids == [expected]
+    limits = {"temperature": [1.0], "top_k": [-1], "top_p": [1.0], "min_p": [0.0]}
+    assert sampler(logits.clone(), [place]).token_ids == draw(logits, u=[uniforms(1, 3)], **limits)
 
 
 def test_penalties_are_what_their_names_say_on_output_tokens_only():

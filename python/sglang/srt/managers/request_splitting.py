@@ -62,6 +62,15 @@ def split_request(obj: GenerateReqInput) -> list[SinglePrompt]:
     return singles
 
 
+def count_sequences(obj: GenerateReqInput) -> int:
+    """How many sequences a request asks for, as far as it is well formed; cheap, whatever its size."""
+    prompts = obj.text if obj.text is not None else obj.input_ids
+    sampling = obj.sampling_params
+    first = sampling[0] if isinstance(sampling, list) and sampling else sampling
+    samples = first.get("n") if isinstance(first, Mapping) else None
+    return (len(prompts or ()) if obj.is_batch else 1) * (samples if type(samples) is int else 1)
+
+
 def cache_namespace(extra_key: str | None, cache_salt: str | None) -> str | None:
     """One name for the prefix cache out of both; written as JSON so that no two pairs give the same name."""
     if extra_key is None and cache_salt is None:

@@ -193,6 +193,11 @@ def _check_logprobs(prompt: SinglePrompt, limits: RequestLimits) -> None:
         raise rejected(
             "top_logprobs_num", f"must satisfy 0 <= top_logprobs_num <= {limits.vocab_size}, got {top}"
         )
+    if len(prompt.token_ids_logprob or ()) > limits.vocab_size:
+        raise rejected(
+            "token_ids_logprob",
+            f"at most {limits.vocab_size} ids (the vocabulary), got {len(prompt.token_ids_logprob or ())}",
+        )
     if prompt.token_ids_logprob:
         _check_ids(prompt.token_ids_logprob, "token_ids_logprob", limits)
     if not prompt.return_logprob:

@@ -17,7 +17,7 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager
 from sglang.srt.managers.request_control import ControlCalls
 from sglang.srt.managers.request_logger import RequestLogger
-from sglang.srt.managers.request_splitting import SinglePrompt, rejected, split_request
+from sglang.srt.managers.request_splitting import SinglePrompt, count_sequences, rejected, split_request
 from sglang.srt.managers.request_state import AnswerBuilder, CallState, SampleState
 from sglang.srt.managers.request_validation import (
     RequestLimits,
@@ -175,6 +175,7 @@ class TokenizerManager:
         """
         self._refuse_when_closed()
         check_whole_request(obj)
+        self._detokenizer.check_room(count_sequences(obj))  # before anything of that size is built
         prompts = split_request(obj)
         try:
             sampling = [sampling_of(prompt, self.limits) for prompt in prompts]

@@ -17,6 +17,9 @@ GREEDY_TEMPERATURE = 1e-6
 MAX_STOP_STRINGS = 32
 #: A stop string is looked for at every token, in a text that is decoded anew as far back as it reaches.
 MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 4096
+#: More than any vocabulary has; the exact bound is `verify_vocabulary`'s.
+MAX_LOGIT_BIAS = 2**20
 MAX_SAMPLES = 128
 INT64_MAX = 2**63 - 1
 
@@ -178,12 +181,16 @@ def _token_ids(name: str, value: Any) -> list[int]:
         isinstance(i, bool) or not isinstance(i, int) for i in value
     ):
         raise ValueError(f"{name}: must be a list of token ids, got {_shown(value)}")
+    if len(value) > MAX_STOP_TOKEN_IDS:
+        raise ValueError(f"{name}: at most {MAX_STOP_TOKEN_IDS} token ids, got {len(value)}")
     return list(value)
 
 
 def _checked_logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"logit_bias: must map token ids to numbers, got {_shown(value)}")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"logit_bias: at most {MAX_LOGIT_BIAS} entries, got {len(value)}")
     bias: dict[int, float] = {}
     for key, amount in value.items():
         text = str(key)

@@ -22,6 +22,8 @@ from sglang.srt.tokenizer.hf_tokenizer import read_hf_vocabulary
 from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
 
 TOOL_TEMPLATE = "tool_use"
+#: Characters above which a text takes milliseconds and other threads must run beside it.
+LONG_TEXT = 4000
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 
@@ -79,7 +81,12 @@ class Tokenizer:
         text.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) > LONG_TEXT:
+                # Only the batch calls release the interpreter: a server has other clients meanwhile.
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            else:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            ids: list[int] = encoding.ids
         except TypeError as error:
             # JSON can smuggle half of a surrogate pair into a string, and no encoding has bytes for that.
             raise ValueError("the text is not valid Unicode: it holds half of a surrogate pair") from error

@@ -69,6 +69,7 @@ REFUSED_SAMPLING = [
     ("stop", ["x" * 1025]),
     ("stop", ["half \ud800"]),
     ("stop_token_ids", [50]),
+    ("stop_token_ids", [1] * 4097),
     ("stop_token_ids", [-1]),
     ("logit_bias", {"50": 1.0}),
     ("logit_bias", {"x": 1.0}),
@@ -113,6 +114,11 @@ def test_a_legal_edge_is_accepted(sampling: dict[str, Any]) -> None:
             message(sampling=sampling)
         return
     message(sampling=sampling)
+
+
+def test_more_chosen_ids_than_the_vocabulary_has_are_refused() -> None:
+    with pytest.raises(RequestRejected, match=r"^token_ids_logprob: at most 50 ids"):
+        message(return_logprob=True, token_ids_logprob=[1] * 51)
 
 
 @pytest.mark.parametrize("top", [-1, 51, 1_000_000])

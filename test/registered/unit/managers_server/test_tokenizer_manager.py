@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sglang.srt.environ import envs
+from sglang.srt.managers import tokenizer_manager
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
@@ -476,6 +477,32 @@ def test_flushing_waits_for_running_requests_only_as_long_as_asked(tokenizer: To
         assert (refused.success, refused.message, flushed.success) == (False, "busy", True)
 
     play(scenario, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": ["a"] * 11},
+        {"input_ids": [[5]] * 11},
+        {"text": "a", "sampling_params": {"n": 11}},
+        {"text": ["a"] * 6, "sampling_params": {"n": 2}},
+        {"text": ["a"] * 6, "sampling_params": [{"n": 2}] * 6},
+    ],
+    ids=str,
+)
+def test_a_batch_over_the_limit_is_refused_before_it_is_taken_apart(
+    tokenizer: Tokenizer, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a million prompts fit into a body; taking them apart would hold up everybody for seconds."""
+    monkeypatch.setattr(tokenizer_manager, "split_request", pytest.fail)
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        with pytest.raises(RequestRejected, match="at most 10 sequences") as caught:
+            await whole(manager, **fields)
+        assert caught.value.status_code == 503
+
+    with envs.SGLANG_DETOKENIZER_MAX_STATES.override(10):
+        play(scenario, tokenizer)
 
 
 def test_without_a_tokenizer_ids_go_in_and_out(tokenizer: Tokenizer) -> None:

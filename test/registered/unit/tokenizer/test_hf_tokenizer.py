@@ -5,6 +5,8 @@ register_cpu_ci(est_time=6, suite="unit-cpu")
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import tokenizers
@@ -97,6 +99,29 @@ def test_ids_outside_the_vocabulary_stand_for_nothing(folder):
     assert tokenizer.decode([400, *tokenizer.encode("a"), 10**6]) == "a"
     with pytest.raises(ValueError, match="token id is a whole number from 0"):
         tokenizer.decode([-1])
+
+
+def test_a_long_text_has_the_ids_of_its_parts_and_lets_other_threads_run(folder):
+    tokenizer = load_tokenizer(folder)
+    line = "the quick brown fox 12 jumps, přes 😀!\n"
+    done, turns = threading.Event(), []
+
+    def count() -> None:
+        while not done.is_set():
+            turns.append(1)
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=count)
+    watcher.start()
+    before = len(turns)
+    ids = tokenizer.encode(line * 20_000)
+    during = len(turns) - before
+    done.set()
+    watcher.join()
+    assert ids == tokenizer.encode(line) * 20_000
+    assert during > 10, "the interpreter was held all the time"
+    with pytest.raises(ValueError, match="surrogate"):
+        tokenizer.encode("\ud800" * 10_000)
 
 
 def test_half_a_surrogate_pair_is_the_callers_error(folder):

@@ -13,8 +13,12 @@ import torch
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-#: Tokens looked at before a row is sorted whole.
+#: Tokens looked at first in a row with limits.
 _CANDIDATES = 256
+#: Halvings of the range in which the least probability that may matter lies, before what is above is sorted.
+_HALVINGS = 12
+#: Far above what the order of a float64 sum can change, far below what it costs to keep.
+_MARGIN = 1e-9
 #: Rows worked on at once: float64 rows of a large vocabulary are big.
 _ROWS_AT_ONCE = 32
 
@@ -25,6 +29,9 @@ def _mix(value: int) -> int:
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
+
+#: top_k, top_p and min_p of one row.
+Limits = tuple[int, float, float]
 
 #: The random numbers of one draw: one in [0, 1) for each bit of a token id.
 Uniforms = Callable[[int], float]
@@ -108,15 +115,11 @@ def _draw_part(
         best = torch.topk(rows, _CANDIDATES, dim=-1) if vocab > _CANDIDATES else _ranked(rows)
         for at, i in enumerate(filtered):
             limits = (top_k[i], top_p[i], min_p[i])
-            kept = _kept(best.values[at], best.indices[at], limits, vocab)
-            if kept is None:
-                ranked = _ranked(rows[at])
-                kept = _kept(ranked.values, ranked.indices, limits, vocab)
-                assert kept is not None
-            values, ids = kept
+            kept = _kept_of_first(best.values[at], best.indices[at], limits, vocab)
+            values, ids = kept if kept is not None else _kept_of_row(rows[at], limits)
             by_id = ids.argsort()
-            cumulated = values[by_id].cumsum(dim=-1).tolist()
-            picked[i] = _pick(ids[by_id].tolist(), cumulated, vocab, u[i])
+            cumulated = values[by_id].cumsum(dim=-1).cpu().numpy()
+            picked[i] = _pick(ids[by_id].cpu().numpy(), cumulated, vocab, u[i])
     return picked
 
 
@@ -125,22 +128,24 @@ def _ranked(probs: torch.Tensor) -> torch.return_types.sort:
     return torch.sort(probs, dim=-1, descending=True, stable=True)
 
 
-def _kept(
-    values: torch.Tensor, ids: torch.Tensor, limits: tuple[int, float, float], vocab: int
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The head of the ranking within the limits; None when these candidates (descending) do not show its
-    end for certain.
-    """
+def _count(values: torch.Tensor, limits: Limits) -> int:
+    """How long the head of a ranking is; `values` are its first probabilities, descending."""
     top_k, top_p, min_p = limits
     keep = values >= min_p * values[0]
     if top_p < 1.0:
         keep &= values.cumsum(dim=-1) - values < top_p
     count = max(1, int(keep.sum()))
-    if 0 < top_k < vocab:
-        count = min(count, top_k)
+    return min(count, top_k) if top_k > 0 else count
+
+
+def _kept_of_first(
+    values: torch.Tensor, ids: torch.Tensor, limits: Limits, vocab: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The head of the ranking out of its first tokens; None when they do not show its end for certain."""
+    count = _count(values, limits)
     if len(values) < vocab:
-        # The end must lie before the last candidate and not cut through tokens as likely as that one: of
-        # those, more may follow with lower ids.
+        # The end must lie before the last of them and not cut through tokens as likely as that one: of those,
+        # more may follow with lower ids.
         if count >= len(values) or bool(values[count - 1] == values[-1]):
             return None
         # Equal tokens come in any order here: rank them by id before the cut.
@@ -148,6 +153,33 @@ def _kept(
         order = order[values[order].argsort(descending=True, stable=True)]
         values, ids = values[order], ids[order]
     return values[:count], ids[:count]
+
+
+def _kept_of_row(row: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
+    """The head of the ranking out of a whole row; sorts only what is likely enough to matter."""
+    ids = (row >= _least(row, limits)).nonzero()[:, 0]
+    ranked = _ranked(row[ids])
+    count = _count(ranked.values, limits)
+    return ranked.values[:count], ids[ranked.indices[:count]]
+
+
+def _least(row: torch.Tensor, limits: Limits) -> float:
+    """A probability that every kept token reaches, and about as high as that can be."""
+    _, top_p, min_p = limits
+    high = float(row.max())
+    least = min_p * high
+    if top_p + _MARGIN >= 1.0:
+        return least
+    # What lies below `low` weighs at most 1 - top_p - margin in all, so the rest reaches top_p.
+    low = (1.0 - top_p - _MARGIN) / len(row)
+    rest = row[row >= low]
+    for _ in range(_HALVINGS):
+        middle = (low * high) ** 0.5
+        if float(rest[rest >= middle].sum()) >= top_p + _MARGIN:
+            low = middle
+        else:
+            high = middle
+    return max(least, low)
 
 
 def _pick(ids: Sequence[int], cumulated: Sequence[float], vocab: int, u: Uniforms) -> int:

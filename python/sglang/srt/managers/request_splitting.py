@@ -193,7 +193,7 @@ def _text_or_none(name: str, value: Any) -> str | None:
 
 
 def _ids(name: str, value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise rejected(name, f"must be a list of token ids, got {shown(value)}")
     if not value:
         raise rejected(name, "the prompt is empty; give at least one token")
@@ -203,7 +203,7 @@ def _ids(name: str, value: Any) -> list[int]:
 def _ids_or_none(name: str, value: Any) -> list[int] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise rejected(name, f"must be a list of token ids, got {shown(value)}")
     return value
 

@@ -19,7 +19,7 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 4096
 #: More than any vocabulary has; the exact bound is `verify_vocabulary`'s.
-MAX_LOGIT_BIAS = 2**20
+MAX_LOGIT_BIAS = 2**18
 MAX_SAMPLES = 128
 INT64_MAX = 2**63 - 1
 
@@ -177,9 +177,7 @@ def _stop_strings(name: str, value: Any) -> list[str]:
 
 
 def _token_ids(name: str, value: Any) -> list[int]:
-    if not isinstance(value, list | tuple) or any(
-        isinstance(i, bool) or not isinstance(i, int) for i in value
-    ):
+    if not isinstance(value, list | tuple) or not set(map(type, value)) <= {int}:
         raise ValueError(f"{name}: must be a list of token ids, got {_shown(value)}")
     if len(value) > MAX_STOP_TOKEN_IDS:
         raise ValueError(f"{name}: at most {MAX_STOP_TOKEN_IDS} token ids, got {len(value)}")

@@ -72,6 +72,7 @@ REFUSED_SAMPLING = [
     ("stop_token_ids", [1] * 4097),
     ("stop_token_ids", [-1]),
     ("logit_bias", {"50": 1.0}),
+    ("logit_bias", dict.fromkeys(map(str, range(2**18 + 1)), 1.0)),
     ("logit_bias", {"x": 1.0}),
     ("logit_bias", {"1": float("nan")}),
     ("sampling_seed", 2**63),

@@ -40,7 +40,7 @@ def checked_prompts(prompt: Any) -> list[str] | list[list[int]]:
 
 
 def _is_id_list(part: Any) -> bool:
-    return isinstance(part, list) and bool(part) and all(type(token_id) is int for token_id in part)
+    return isinstance(part, list) and set(map(type, part)) == {int}
 
 
 class CompletionDialect:

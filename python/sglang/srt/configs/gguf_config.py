@@ -31,7 +31,7 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
     heads = _integer(header, f"{arch}.attention.head_count")
     hidden = _integer(header, f"{arch}.embedding_length")
     head_dim = _head_dim(header, arch, hidden, heads)
-    theta = float(header.metadata.get(f"{arch}.rope.freq_base", 10000.0))
+    theta = float(header.optional(f"{arch}.rope.freq_base", (float, int), 10000.0))
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise ValueError(
@@ -74,7 +74,8 @@ def dominant_type(header: GGUFHeader) -> str:
 
 
 def _head_dim(header: GGUFHeader, arch: str, hidden: int, heads: int) -> int:
-    key_length = _integer(header, f"{arch}.attention.key_length", hidden // heads)
+    # No heads at all are refused with the other counts.
+    key_length = _integer(header, f"{arch}.attention.key_length", hidden // max(heads, 1))
     value_length = _integer(header, f"{arch}.attention.value_length", key_length)
     rotated = _integer(header, f"{arch}.rope.dimension_count", key_length)
     if not key_length == value_length == rotated:
@@ -92,17 +93,14 @@ def _rope_scaling(header: GGUFHeader, arch: str, theta: float, head_dim: int) ->
             raise ValueError(f"{header.path}: {ROPE_FACTORS_TENSOR} is {tensor.type.name}; only F32 is read")
         factors = struct.unpack(f"<{tensor.nbytes // 4}f", header.data(tensor))
         return llama3_from_factors(factors, theta, head_dim, str(header.path))
-    kind = header.metadata.get(f"{arch}.rope.scaling.type", "none")
+    kind = header.optional(f"{arch}.rope.scaling.type", str, "none")
     return None if kind == "none" else {"rope_type": kind}
 
 
 def _integer(header: GGUFHeader, key: str, default: int | None = None) -> int:
     if default is not None and key not in header.metadata:
         return default
-    value = header.require(key, int)
-    if isinstance(value, bool):
-        raise ValueError(f"{header.path}: metadata {key!r} is {value!r}; it must be a whole number")
-    return int(value)
+    return int(header.require(key, int))
 
 
 def _token(header: GGUFHeader, name: str) -> int | None:

@@ -28,6 +28,8 @@ _U64 = struct.Struct("<Q")
 # The smallest possible record of each table: a count above what fits in the file is corrupt, not big.
 _MIN_METADATA_RECORD = 8 + 4 + 1
 _MIN_TENSOR_RECORD = 8 + 4 + 4 + 8
+# Arrays inside arrays are read by recursion, and no real file nests them deeper than this.
+_DEEPEST_ARRAY = 8
 
 
 class GGUFTensorInfo(NamedTuple):
@@ -106,9 +108,31 @@ class GGUFHeader:
         if key not in self.metadata:
             raise ValueError(f"{self.path}: the metadata has no key {key!r}, which this file needs")
         value = self.metadata[key]
-        if not isinstance(value, kind):
-            raise ValueError(f"{self.path}: metadata {key!r} is {value!r}, of type {type(value).__name__}")
+        wanted = kind if isinstance(kind, tuple) else (kind,)
+        # In Python a bool is an int too; in a file it is not.
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            names = " or ".join(one.__name__ for one in wanted)
+            raise ValueError(
+                f"{self.path}: metadata {key!r} is {_shown(value)}, of type {type(value).__name__}; "
+                f"it must be of type {names}"
+            )
         return value
+
+    def optional(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
+        """The value under `key`, which must be of `kind`; `default` where the file has no such key."""
+        return self.require(key, kind) if key in self.metadata else default
+
+    def require_list(self, key: str, kind: type) -> list[Any]:
+        """The array under `key`, which must be there, with elements of `kind` (all elements of an array are
+        of one type, so the first one tells).
+        """
+        values: list[Any] = self.require(key, list)
+        if values and type(values[0]) is not kind:
+            raise ValueError(
+                f"{self.path}: metadata {key!r} is an array of type {type(values[0]).__name__}; "
+                f"its elements must be of type {kind.__name__}"
+            )
+        return values
 
     def data(self, tensor: GGUFTensorInfo) -> memoryview:
         """The packed bytes of one tensor, as a read-only view into the map (which the view keeps alive)."""
@@ -122,7 +146,7 @@ class GGUFHeader:
 
     def _read_alignment(self, entries: dict[str, Any]) -> int:
         alignment = entries.get("general.alignment", DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(
                 f"{self.path}: general.alignment is {alignment!r}; it must be a power of two (usually "
                 f"{DEFAULT_ALIGNMENT})"
@@ -262,7 +286,7 @@ class _Reader:
             return self.string(position, what)
         if kind == _ARRAY:
             deferred, position = self._array_head(position, what)
-            return deferred, self._skip_array(deferred, what)
+            return deferred, self._skip_array(deferred, what, 1)
         code = _SCALARS.get(kind)
         if code is None:
             raise ValueError(f"{self._path}: {what} has the unknown value type {kind}")
@@ -278,8 +302,12 @@ class _Reader:
         count, position = self.u64(position, what)
         return _Deferred(kind, count, position), position
 
-    def _skip_array(self, deferred: _Deferred, what: str) -> int:
+    def _skip_array(self, deferred: _Deferred, what: str, depth: int) -> int:
         kind, count, position = deferred
+        if depth > _DEEPEST_ARRAY:
+            raise ValueError(
+                f"{self._path} is corrupt: {what} nests arrays more than {_DEEPEST_ARRAY} levels deep"
+            )
         smallest = 12 if kind == _ARRAY else 8 if kind == _STRING else _SCALAR_SIZES[kind]
         self._check(position, count * smallest, what)
         if kind == _STRING:
@@ -287,7 +315,7 @@ class _Reader:
         if kind == _ARRAY:
             for _ in range(count):
                 row, position = self._array_head(position, what)
-                position = self._skip_array(row, what)
+                position = self._skip_array(row, what, depth + 1)
             return position
         return position + count * smallest
 
@@ -326,6 +354,12 @@ class _Reader:
             f"{self._path} is truncated or corrupt: {what} ends at byte {end}, the file has {self._size} "
             f"bytes; fetch the file again"
         )
+
+
+def _shown(value: Any) -> str:
+    """A value inside an error text: a vocabulary does not come back whole."""
+    text = repr(value[:4] if isinstance(value, list) else value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _map_file(path: pathlib.Path) -> mmap.mmap:

@@ -37,7 +37,7 @@ _ROLE_KEYS = {
 def read_gguf_vocabulary(header: GGUFHeader) -> Vocabulary:
     """Build the tokenizer that the file describes."""
     model = header.require(_PREFIX + "model", str)
-    tokens = header.require(_PREFIX + "tokens", list)
+    tokens = header.require_list(_PREFIX + "tokens", str)
     types = _token_types(header, len(tokens))
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
@@ -66,7 +66,7 @@ def read_gguf_vocabulary(header: GGUFHeader) -> Vocabulary:
 
 def _byte_level(header: GGUFHeader, vocab: dict[str, int]) -> tuple[tokenizers.Tokenizer, bool]:
     style = _pre_tokenization(header)
-    merges = [tuple(merge.split(" ", 1)) for merge in header.require(_PREFIX + "merges", list)]
+    merges = [tuple(merge.split(" ", 1)) for merge in header.require_list(_PREFIX + "merges", str)]
     backend = _with_bpe(header, vocab, merges, ignore_merges=style.ignore_merges)
     normalizer = build_normalizer(style)
     if normalizer is not None:
@@ -77,7 +77,7 @@ def _byte_level(header: GGUFHeader, vocab: dict[str, int]) -> tuple[tokenizers.T
 
 
 def _pre_tokenization(header: GGUFHeader) -> PreTokenization:
-    name = header.metadata.get(_PREFIX + "pre")
+    name = header.optional(_PREFIX + "pre", str, None)
     if name is None:
         logger.warning("%s does not name its pre-tokenizer; GPT-2's is taken, ids may differ", header.path)
         name = "default"
@@ -94,12 +94,12 @@ def _sentencepiece(
     for key in ("remove_extra_whitespaces", "precompiled_charsmap"):
         if header.metadata.get(_PREFIX + key):
             raise ValueError(f"{header.path}: {_PREFIX}{key} is set, and that normalisation is not served")
-    scores = header.require(_PREFIX + "scores", list)
+    scores = header.require_list(_PREFIX + "scores", float)
     if len(scores) != len(tokens):
         raise ValueError(f"{header.path}: {len(tokens)} tokens but {len(scores)} scores")
     merges = merges_from_scores(tokens, types, scores)
     backend = _with_bpe(header, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    prefix = bool(header.metadata.get(_PREFIX + "add_space_prefix", True))
+    prefix = header.optional(_PREFIX + "add_space_prefix", bool, True)
     replace = normalizers.Replace(" ", _SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace] if prefix else [replace])
     steps: list[decoders.Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -134,7 +134,9 @@ def _with_bpe(
 
 
 def _token_types(header: GGUFHeader, count: int) -> list[int]:
-    types: list[int] = header.metadata.get(_PREFIX + "token_type", [_NORMAL] * count)
+    if _PREFIX + "token_type" not in header.metadata:
+        return [_NORMAL] * count
+    types: list[int] = header.require_list(_PREFIX + "token_type", int)
     if len(types) != count:
         raise ValueError(f"{header.path}: {count} tokens but {len(types)} token types")
     return types
@@ -164,7 +166,7 @@ def _add_ends(
     """BOS before and EOS after every text, where the metadata asks for it."""
     ends: dict[str, str] = {}
     for role, default in (("bos_token", adds_bos), ("eos_token", False)):
-        if not header.metadata.get(f"{_PREFIX}add_{role}", default):
+        if not header.optional(f"{_PREFIX}add_{role}", bool, default):
             continue
         if role not in roles:
             raise ValueError(f"{header.path}: every text should get a {role}, and the metadata names none")
@@ -183,7 +185,7 @@ def _add_ends(
 
 
 def _token(header: GGUFHeader, key: str, tokens: list[str]) -> str | None:
-    index: int | None = header.metadata.get(_PREFIX + key)
+    index: int | None = header.optional(_PREFIX + key, int, None)
     if index is None:
         return None
     if not 0 <= index < len(tokens):
@@ -199,9 +201,9 @@ def _end_token_ids(header: GGUFHeader, tokens: list[str]) -> tuple[int, ...]:
 def _chat_templates(header: GGUFHeader) -> dict[str, str]:
     key = "tokenizer.chat_template"
     templates: dict[str, str] = {}
-    for name, value in header.metadata.items():
+    for name in header.metadata:
         if name == key:
-            templates[DEFAULT_TEMPLATE] = value
+            templates[DEFAULT_TEMPLATE] = header.require(name, str)
         elif name.startswith(key + "."):
-            templates[name.removeprefix(key + ".")] = value
+            templates[name.removeprefix(key + ".")] = header.require(name, str)
     return templates

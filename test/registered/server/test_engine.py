@@ -253,6 +253,22 @@ def test_half_a_surrogate_pair_is_a_value_error_and_leaves_nothing(
     assert engine.tokenizer_manager.num_open == 0
 
 
+def test_the_engines_own_thread_never_waits_for_itself(model: pathlib.Path) -> None:
+    """The collector may find a forgotten Engine on any thread, on the engine's own too."""
+    engine = sgl.Engine(model_path=str(model), _rank_module=FAKE_RANK)
+    runtime, pids = engine._runtime, engine.get_all_child_pids()
+
+    async def ask() -> Any:
+        return engine.generate("a")
+
+    with pytest.raises(RuntimeError, match="own thread"):
+        asyncio.run_coroutine_threadsafe(ask(), runtime._loop).result(20)
+    finalizer = engine._finalizer
+    runtime._loop.call_soon_threadsafe(finalizer)
+    wait_until(lambda: all(map(process_is_gone, pids)), 20.0)
+    wait_until(lambda: not runtime._thread.is_alive(), 20.0)
+
+
 SCRIPT = """
     import sglang as sgl
     engine = sgl.Engine(model_path={model!r}, _rank_module={rank!r})

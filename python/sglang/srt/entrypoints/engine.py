@@ -168,7 +168,10 @@ class _Runtime:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` on the engine's loop and wait for it, from any other thread."""
-        if why := self._why_unusable():
+        why = self._why_unusable()
+        if threading.current_thread() is self._thread:
+            why = "called on the engine's own thread, which would wait for itself; call from another one"
+        if why:
             work.close()
             raise RuntimeError(why)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -221,6 +224,10 @@ class _Runtime:
     def stop(self) -> None:
         """End everything; no executor is used, because at interpreter exit none takes work any more."""
         if self._why_unusable():
+            return
+        if threading.current_thread() is self._thread:
+            # The garbage collector ran here and found a forgotten Engine.
+            threading.Thread(target=self.stop, name="sglang-engine-stop").start()
             return
         self._stopped = self.core.cause_of_death or "the engine was shut down"
         asyncio.run_coroutine_threadsafe(self.core.begin_close(), self._loop).result()

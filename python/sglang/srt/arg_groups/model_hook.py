@@ -8,6 +8,7 @@ from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.model_override_base import ResolvingView
 from sglang.srt.arg_groups.supported import refusal
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 
 def _refuse_early(view: ResolvingView, *names: str) -> None:
@@ -17,6 +18,19 @@ def _refuse_early(view: ResolvingView, *names: str) -> None:
     found = [sentence for sentence in sentences if sentence]
     if found:
         raise ValueError("\n".join(found))
+
+
+def _check_sampling_defaults(view: ResolvingView, config: ModelConfig) -> None:
+    """They fill what each request leaves out; a wrong one would refuse every request instead of the start."""
+    if view.sampling_defaults != "model":
+        return
+    try:
+        SamplingParams.from_request(None, config.generation_defaults)
+    except ValueError as error:
+        raise ValueError(
+            f"{config.path / 'generation_config.json'}: {error}; correct the file, or ignore it with "
+            "--sampling-defaults openai"
+        ) from error
 
 
 def resolve_model(view: ResolvingView) -> None:
@@ -32,6 +46,7 @@ def resolve_model(view: ResolvingView) -> None:
             f"--quantization gguf needs a GGUF file, and {config.path} holds none; leave the flag out "
             "or give the .gguf file as --model-path"
         )
+    _check_sampling_defaults(view, config)
     view.fill("model_hook", context_length=config.context_len)
     if not view.skip_tokenizer_init:
         view.fill("model_hook", tokenizer_path=str(config.path))

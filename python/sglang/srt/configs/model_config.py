@@ -183,9 +183,9 @@ def _checked_values(config: dict[str, Any], generation: dict[str, Any], where: s
 
 def _architecture(config: dict[str, Any], where: str) -> str:
     names = config.get("architectures") or []
-    for name in names:
-        if name in ARCHITECTURES:
-            return str(name)
+    for name in names if isinstance(names, list) else []:
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return name
     known = ", ".join(sorted(ARCHITECTURES))
     raise ValueError(f"{where}: architecture {names or None} is not served; known: {known}")
 

@@ -14,7 +14,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from sglang.srt.layers.parameter import WeightItem
 
@@ -39,14 +39,23 @@ def safetensors_weights(folder: pathlib.Path) -> list[WeightItem]:
         entries = read_header(file)
         if wanted is not None:
             _compare_with_index(index, file, wanted, set(entries))
-        handle: Any = safe_open(str(file), framework="pt")
         for name, entry in entries.items():
             _check_type(file, name, entry)
+        handle = _open(file)
+        for name, entry in entries.items():
             load = functools.partial(_load, handle, name)
             items.append(
                 WeightItem(name=name, file=str(file), shape=entry.shape, load=load, nbytes=entry.nbytes)
             )
     return items
+
+
+def _open(file: pathlib.Path) -> Any:
+    """The library's own reader, which also looks for holes and overlaps between tensors."""
+    try:
+        return safe_open(str(file), framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is corrupt: {error}; fetch the file again") from error
 
 
 def read_header(file: pathlib.Path) -> dict[str, _Entry]:
@@ -65,7 +74,7 @@ def read_header(file: pathlib.Path) -> dict[str, _Entry]:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
     try:
         header = json.loads(raw)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{file}: the header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ValueError(f"{file}: the header is a {type(header).__name__}, it must be an object")

@@ -72,8 +72,7 @@ def _token_text(value: Any) -> str | None:
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], folder: pathlib.Path) -> None:
     """Tokens that tokenizer_config.json adds and tokenizer.json does not know."""
-    rows = config.get("added_tokens_decoder") or {}
-    for key, row in sorted(rows.items(), key=lambda item: int(item[0])):
+    for key, row in _added_rows(config, folder):
         if backend.token_to_id(row["content"]) is not None:
             continue
         token = tokenizers.AddedToken(
@@ -86,12 +85,27 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], f
         )
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         given = backend.token_to_id(row["content"])
-        if given != int(key):
+        if given != key:
             raise ValueError(
                 f"{folder}: tokenizer_config.json gives the added token {row['content']!r} the id {key}, "
                 f"the vocabulary of tokenizer.json would give it {given}; the two files are not of one "
                 f"checkpoint"
             )
+
+
+def _added_rows(config: dict[str, Any], folder: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
+    """The rows of added_tokens_decoder by id."""
+    rows = config.get("added_tokens_decoder") or {}
+    sound = isinstance(rows, dict) and all(
+        key.isascii() and key.isdecimal() and isinstance(row, dict) and isinstance(row.get("content"), str)
+        for key, row in rows.items()
+    )
+    if not sound:
+        raise ValueError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must map token ids to objects with a "
+            f"text under content"
+        )
+    return sorted(((int(key), row) for key, row in rows.items()), key=lambda item: item[0])
 
 
 def _mark_special(backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> None:
@@ -115,10 +129,34 @@ def _chat_templates(folder: pathlib.Path, config: dict[str, Any]) -> dict[str, s
     if isinstance(value, str):
         templates[DEFAULT_TEMPLATE] = value
     elif isinstance(value, list):
-        templates.update({row["name"]: row["template"] for row in value})
+        templates.update(_named_templates(value, folder))
+    elif value is not None:
+        raise ValueError(
+            f"{folder}: chat_template is a {type(value).__name__}; it must be a text, or a list of objects "
+            f"with name and template"
+        )
     file = folder / "chat_template.jinja"
     if file.is_file():
-        templates[DEFAULT_TEMPLATE] = file.read_text(encoding="utf-8")
+        templates[DEFAULT_TEMPLATE] = _read_text(file)
     for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[extra.stem] = extra.read_text(encoding="utf-8")
+        templates[extra.stem] = _read_text(extra)
     return templates
+
+
+def _named_templates(rows: list[Any], folder: pathlib.Path) -> dict[str, str]:
+    """Older files write several templates as rows."""
+    for row in rows:
+        words = (row.get("name"), row.get("template")) if isinstance(row, dict) else (None,)
+        if not all(isinstance(word, str) for word in words):
+            raise ValueError(
+                f"{folder}: a row of chat_template must be an object with the texts name and template, "
+                f"got {str(row)[:80]}"
+            )
+    return {row["name"]: row["template"] for row in rows}
+
+
+def _read_text(file: pathlib.Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read as UTF-8 text: {error}") from error

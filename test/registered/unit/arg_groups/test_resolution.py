@@ -4,6 +4,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="unit-cpu")
 
+import json
 import logging
 
 import pytest
@@ -241,3 +242,11 @@ def test_what_a_start_would_trip_over_is_refused(resolved, settings, words):
 
 def test_without_a_tokenizer_none_is_looked_for(resolved):
     assert result(resolved(skip_tokenizer_init=True), "tokenizer_path") is None
+
+
+@pytest.mark.parametrize("wrong", [{"top_p": 0}, {"temperature": "hot"}, {"repetition_penalty": -1}])
+def test_wrong_defaults_of_the_model_refuse_the_start_and_not_every_request(resolved, model_folder, wrong):
+    (model_folder / "generation_config.json").write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match=f"generation_config.json: {next(iter(wrong))}.*--sampling-defaults"):
+        resolved()
+    assert result(resolved(sampling_defaults="openai"), "sampling_defaults") == "openai"

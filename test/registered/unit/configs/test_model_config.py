@@ -155,6 +155,8 @@ def test_the_context_can_be_lowered_and_raised_only_on_demand(tmp_path, monkeypa
             r"\['MambaForCausalLM'\].*LlamaForCausalLM, Qwen3ForCausalLM",
         ),
         ({"architectures": ...}, "architecture None is not served"),
+        ({"architectures": 7}, "architecture 7 is not served"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "is not served"),
         ({"hidden_size": ...}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),

@@ -138,6 +138,17 @@ def write_raw(folder, header, data):
             r"\[3\] in F32 needs 12 bytes.*gives it 8",
         ),
         ({"w": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, "'w' is stored as I64"),
+        ({"w": {"dtype": "I99", "shape": [1], "data_offsets": [0, 8]}}, "'w' is stored as I99"),
+        ({"w": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, "model.safetensors is corrupt.*w"),
+        (
+            {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in "vw"},
+            "model.safetensors is corrupt",
+        ),
+        (
+            {"__metadata__": 5, "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}},
+            "model.safetensors is corrupt",
+        ),
+        (b'{"a":' * 5000, "the header is not JSON"),
     ],
 )
 def test_a_header_that_cannot_be_true_is_refused(tmp_path, header, message):

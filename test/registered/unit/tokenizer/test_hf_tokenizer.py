@@ -161,6 +161,28 @@ def test_an_added_token_whose_id_does_not_fit_is_refused(folder):
         load_tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    "rows", [7, ["a"], {"x": {"content": "a"}}, {"1": "a"}, {"1": {}}, {"1": {"content": 5}}]
+)
+def test_added_tokens_of_another_form_are_refused_with_the_file(folder, rows):
+    edit(folder / "tokenizer_config.json", added_tokens_decoder=rows)
+    with pytest.raises(ValueError, match=r"tokenizer_config.json: added_tokens_decoder must map"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("template", [5, ["a"], [{"name": "default"}], [{"name": "default", "template": 5}]])
+def test_a_template_of_another_form_is_refused(folder, template):
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(ValueError, match="chat_template"):
+        load_tokenizer(folder)
+
+
+def test_a_template_file_that_is_no_text_is_named(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"chat_template.jinja cannot be read"):
+        load_tokenizer(folder)
+
+
 def test_roles_come_from_either_file_as_text_or_object(folder):
     edit(
         folder / "tokenizer_config.json",

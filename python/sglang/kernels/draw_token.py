@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -118,8 +119,9 @@ def _draw_part(
             kept = _kept_of_first(best.values[at], best.indices[at], limits, vocab)
             values, ids = kept if kept is not None else _kept_of_row(rows[at], limits)
             by_id = ids.argsort()
-            cumulated = values[by_id].cumsum(dim=-1).cpu().numpy()
-            picked[i] = _pick(ids[by_id].cpu().numpy(), cumulated, vocab, u[i])
+            cumulated: Any = values[by_id].cumsum(dim=-1).cpu().numpy()
+            chosen: Any = ids[by_id].cpu().numpy()
+            picked[i] = _pick(chosen, cumulated, vocab, u[i])
     return picked
 
 

@@ -71,21 +71,22 @@ def reference_logprobs(driver, ids):
 
 
 def test_prompt_logprobs_are_those_of_each_prefix_whatever_the_chunks(driver):
-    """Chunked with a target beyond the chunk's edge, beside a request that asks for nothing, and with pieces
-    of two rows."""
+    """From the third token on, chunked with a target beyond the chunk's edge, beside a request that asks for
+    nothing, and with pieces of two rows.
+    """
     ids = prompt(12, 4)
     expected = reference_logprobs(driver, ids)
     driver.worker.model_runner.model.logits_processor = LogitsProcessor(512, piece_bytes=2 * 4 * 512)
     seq, other = driver.add(ids), driver.add(prompt(6, 5))
-    first = LogprobAsk(top_num=3, token_ids=[7, 9], first_row=0, targets=ids[1:8])
+    first = LogprobAsk(top_num=3, token_ids=[7, 9], first_row=2, targets=ids[3:8])
     second = LogprobAsk(top_num=3, token_ids=[7, 9], first_row=0, targets=ids[8:12])
     a = driver.step([(other, 6), (seq, 7)], asks=[None, first])
     b = driver.step([(seq, 5), (other, 1)], asks=[second, None])
     assert a.input_logprobs[0] is None and a.output_logprobs == [None, None]
     assert b.output_logprobs[1] is None and b.output_logprobs[0] is not None
     entries = a.input_logprobs[1] + b.input_logprobs[0]
-    assert [entry.token_id for entry in entries] == ids[1:]
-    for row, entry in enumerate(entries):
+    assert [entry.token_id for entry in entries] == ids[3:]
+    for row, entry in enumerate(entries, start=2):
         assert entry.logprob == pytest.approx(float(expected[row, ids[row + 1]]), abs=1e-4)
         best = torch.topk(expected[row], 3)
         assert [i for _, i in entry.top] == best.indices.tolist()

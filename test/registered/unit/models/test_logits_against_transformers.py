@@ -116,14 +116,16 @@ def test_a_decode_batch_of_very_different_lengths_is_right_for_each_row(driver, 
 
 
 def test_slots_used_before_do_not_shine_through(driver, theirs):
-    """What an earlier request left in the pool, be it NaN, is never read: padding included."""
-    first = driver.add(prompt(100, 5))
-    driver.logits([(first, 100)])
+    """What an earlier request left in the pool, be it NaN, is never read. Padding would read it: the short
+    request has the row of the table that the earlier one had."""
+    long, short = prompt(60, 6), prompt(4, 7)
+    first, a = driver.add(prompt(100, 5)), driver.add(long)
+    driver.logits([(first, 100), (a, 59)])
     for layer in range(2):
         driver.worker.model_runner.pools.kv.layer(layer)[:, first.slots] = float("nan")
     driver.drop(first)
-    long, short = prompt(60, 6), prompt(4, 7)
-    a, b = driver.add(long), driver.add(short)
-    driver.logits([(a, 59), (b, 3)])
+    b = driver.add(short)
+    assert b.row == first.row
+    driver.logits([(b, 3)])
     logits = driver.logits([(b, 1), (a, 1)], decode=True)
     assert_close(logits, torch.stack([theirs(short)[-1], theirs(long)[-1]]))

@@ -146,3 +146,12 @@ def test_a_back_end_that_is_not_served_is_refused(folder):
 def test_an_unresolved_dtype_says_what_to_do(folder):
     with pytest.raises(RuntimeError, match="dtype is 'auto'"), driven_worker(folder, dtype="auto"):
         pass
+
+
+def test_logprobs_of_a_draw_go_to_the_request_that_drew(driver):
+    """An unfinished chunk before it draws nothing, so places among drawn rows and in the batch differ."""
+    unfinished, seq = driver.add(prompt(6, 7)), driver.add(prompt(5, 8))
+    result = driver.step([(unfinished, 2), (seq, 5)], asks=[LogprobAsk(top_num=4), LogprobAsk(top_num=2)])
+    assert result.next_token_ids[0] is None and result.output_logprobs[0] is None
+    entry = result.output_logprobs[1]
+    assert len(entry.top) == 2 and entry.top[0] == (entry.logprob, result.next_token_ids[1])

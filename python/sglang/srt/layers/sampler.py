@@ -103,5 +103,7 @@ class Sampler:
     def _log_softmax(logits: torch.Tensor, rows: Sequence[SamplingRow], asked: list[int]) -> torch.Tensor:
         """After penalties and bias, at the row's temperature (1 for greedy rows)."""
         heat = [1.0 if (p := rows[b].params).is_greedy else p.temperature for b in asked]
-        scaled = logits[asked] / torch.tensor(heat, dtype=logits.dtype, device=logits.device)[:, None]
+        scaled = logits[asked]
+        scaled -= scaled.amax(dim=-1, keepdim=True)  # else a small temperature lifts the best one to infinity
+        scaled /= torch.tensor(heat, dtype=logits.dtype, device=logits.device)[:, None]
         return torch.log_softmax(scaled, dim=-1)

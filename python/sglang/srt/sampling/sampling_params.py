@@ -7,6 +7,7 @@ tokenizers or transports: whoever has a vocabulary hands its size to `verify`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ MAX_STOP_TOKEN_IDS = 4096
 MAX_LOGIT_BIAS = 2**18
 MAX_SAMPLES = 128
 INT64_MAX = 2**63 - 1
+
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 #: Fields of SGLang that exist and are not served: a value other than null or empty is refused.
 NOT_SERVED: dict[str, str] = {
@@ -192,8 +195,10 @@ def _checked_logit_bias(value: Any) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, amount in value.items():
         text = str(key)
-        if isinstance(key, bool) or not text.lstrip("-").isdecimal() or not text.isascii() or len(text) > 19:
+        if isinstance(key, bool) or not _TOKEN_ID.fullmatch(text):
             raise ValueError(f"logit_bias: keys must be token ids, got {_shown(key)}")
+        if int(text) in bias:
+            raise ValueError(f"logit_bias: token id {int(text)} is there twice")
         bias[int(text)] = _number(-100.0, 100.0)(f"logit_bias[{text}]", amount)
     return bias
 

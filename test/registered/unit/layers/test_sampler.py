@@ -169,3 +169,17 @@ def test_impossible_tokens_read_the_floor_and_the_answer_is_json():
     entry = sampler(logits, [suppressed], [LogprobAsk(top_num=VOCAB, token_ids=[5])]).logprobs[0]
     assert entry.chosen == [(LOGPROB_FLOOR, 5)]
     json.dumps([entry.logprob, entry.top, entry.chosen], allow_nan=False)
+
+
+def test_logprobs_stay_finite_where_logits_over_temperature_would_not():
+    """A tiny repetition penalty makes a huge logit, which a low temperature would lift to infinity."""
+    logits = torch.zeros(2, 6)
+    logits[:, 2] = 10.0
+    rows = [
+        row(produced=[2], repetition_penalty=1e-36, temperature=0.01),
+        row(produced=[1], temperature=0.5),
+    ]
+    logprobs = sampler(logits, rows, [LogprobAsk(top_num=3)] * 2).logprobs
+    assert all(math.isfinite(value) for entry in logprobs for value in (entry.logprob, *dict(entry.top)))
+    assert logprobs[0].logprob == 0.0
+    assert logprobs[0].top[1][0] == LOGPROB_FLOOR

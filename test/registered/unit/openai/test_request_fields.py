@@ -196,6 +196,8 @@ def test_what_the_client_left_out_is_left_out():
         ("n", 10**6, ["n: "]),
         ("logit_bias", {"999999": 5}, ["logit_bias", "999999"]),
         ("logit_bias", {"-1": 5}, ["logit_bias", "-1"]),
+        ("logit_bias", {"--5": 5}, ["logit_bias: keys must be token ids", "--5"]),
+        ("logit_bias", {"5": 5, "05": 6}, ["logit_bias", "twice"]),
         ("logit_bias", {"AI": -100}, ["logit_bias", "AI"]),
         ("logit_bias", {"5": 1e9}, ["logit_bias"]),
         ("logit_bias", [5], ["logit_bias"]),

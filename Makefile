@@ -1,5 +1,10 @@
-# make serve | make test | make lint | make setup | make clean
+# make setup      make the environment: pinned requirements, a small model, this package
+# make serve      make setup, then serve a model on 127.0.0.1; Ctrl-C ends it
+# make lint       ruff, mypy and the house checks
+# make test       lint, compiled kernels (needs g++) and every test that needs no GPU
+# make clean      remove .venv, build folders and caches
 #
+# PYTHON=python3  which Python makes the environment, 3.11 or newer
 # VENV=folder     where the environment lies (default .venv)
 # WHEEL=1         install a built wheel instead of pointing at this checkout; what the tests then import is the wheel
 # PORT=n          port of `make serve`

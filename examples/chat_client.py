@@ -1,5 +1,4 @@
-"""How do I chat with a running server? With the openai client; `make serve` starts the server that this
-talks to.
+"""How do I chat with a running server? With the openai client, after `make serve`.
 
 Usage: python examples/chat_client.py [QUESTION] [--base-url URL]. Needs `pip install openai`.
 """

@@ -15,7 +15,7 @@ import msgspec
 
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.sampling.sampling_params import is_unicode
+from sglang.srt.sampling.sampling_params import MAX_SAMPLES, is_unicode
 
 
 class SinglePrompt(msgspec.Struct, kw_only=True):
@@ -68,7 +68,9 @@ def count_sequences(obj: GenerateReqInput) -> int:
     sampling = obj.sampling_params
     first = sampling[0] if isinstance(sampling, list) and sampling else sampling
     samples = first.get("n") if isinstance(first, Mapping) else None
-    return (len(prompts or ()) if obj.is_batch else 1) * (samples if type(samples) is int else 1)
+    if type(samples) is not int or not 1 <= samples <= MAX_SAMPLES:
+        samples = 1  # left out, or refused by name further on
+    return (len(prompts or ()) if obj.is_batch else 1) * samples
 
 
 def cache_namespace(extra_key: str | None, cache_salt: str | None) -> str | None:

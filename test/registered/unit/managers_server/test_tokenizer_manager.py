@@ -505,6 +505,17 @@ def test_a_batch_over_the_limit_is_refused_before_it_is_taken_apart(
         play(scenario, tokenizer)
 
 
+@pytest.mark.parametrize("n", [0, -1, 129, 10**9, True, "3"])
+def test_an_illegal_number_of_samples_is_400_and_not_a_full_server(tokenizer: Tokenizer, n: Any) -> None:
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        with pytest.raises(RequestRejected, match="n: must") as caught:
+            await whole(manager, text="a", sampling_params={"n": n})
+        assert (caught.value.status_code, caught.value.param) == (400, "n")
+
+    with envs.SGLANG_DETOKENIZER_MAX_STATES.override(10):
+        play(scenario, tokenizer)
+
+
 def test_without_a_tokenizer_ids_go_in_and_out(tokenizer: Tokenizer) -> None:
     async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
         with pytest.raises(RequestRejected, match="send input_ids"):

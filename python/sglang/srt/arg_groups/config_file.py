@@ -14,8 +14,10 @@ def read_config_file(path: str) -> dict[str, Any]:
     import yaml  # kept out of start-up: most servers have no file
 
     try:
-        parsed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
+        text = Path(path).read_text(encoding="utf-8")
+        parsed = yaml.safe_load(text)
+        root = yaml.compose(text, yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"--config {path} is not YAML: {error}") from error
@@ -23,4 +25,9 @@ def read_config_file(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(parsed, dict):
         raise ValueError(f"--config {path} must hold `setting: value` lines, found a {type(parsed).__name__}")
+    # YAML takes the last of two equal keys, silently.
+    keys = [key.value for key, _ in root.value] if root else []
+    twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    if twice:
+        raise ValueError(f"--config {path}: {twice[0]!r} is there twice; keep one")
     return stated_from(parsed, f"--config {path}")

@@ -70,14 +70,17 @@ def convert(target: Leaf | Input, value: Any, where: str) -> Any:
     tp = target.type
     if isinstance(target, Leaf):
         inner, _ = strip_optional(tp)
-        if isinstance(value, str) and target.arg.human_int:
-            return parse_human_int(value)
-        if target.kind == "json" and isinstance(value, str):
-            return parse_json(value, inner)
+        try:
+            if isinstance(value, str) and target.arg.human_int:
+                return parse_human_int(value)
+            if target.kind == "json" and isinstance(value, str):
+                return parse_json(value, inner)
+        except ValueError as error:
+            raise ValueError(f"{where}: {display(target)}: {error}") from error
         if inner is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
-        # A JSON field whose type is text (json_model_override_args) may be given as the object it stands for.
-        if inner is str and isinstance(value, Mapping):
+        # A field that holds JSON as text (json_model_override_args) may be given as the object it stands for.
+        if inner is str and target.default == "{}" and isinstance(value, Mapping):
             return json.dumps(value)
     try:
         return msgspec.convert(value, tp)

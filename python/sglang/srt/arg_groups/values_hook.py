@@ -1,4 +1,4 @@
-"""Checks each number and choice against the limits in its own declaration.
+"""Checks each value against the type and the limits in its own declaration.
 
 Run first, so that every later hook may count on them. Decides nothing.
 """
@@ -6,9 +6,14 @@ Run first, so that every later hook may count on them. Decides nothing.
 import math
 from typing import Any
 
+import msgspec
+
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.model_override_base import ResolvingView
+
+#: What the message to a child process can carry.
+_LARGEST = 2**63 - 1
 
 
 def _limits(leaf: Leaf) -> str:
@@ -22,14 +27,23 @@ def _limits(leaf: Leaf) -> str:
 def violation(leaf: Leaf, value: Any) -> str | None:
     """A sentence when the value breaks a limit of its declaration, else None."""
     arg = leaf.arg
-    if value is None or value == leaf.default:
+    if value == leaf.default and value is not None:
+        return None
+    try:
+        # Command line, file and keywords convert; a record that a program built itself comes here unseen.
+        msgspec.convert(value, leaf.type)
+    except msgspec.ValidationError as error:
+        return f"{leaf.flag or leaf.name} got {value!r}: {error}"
+    if value is None:
         return None
     if arg.choices is not None and value not in arg.choices:
         return f"{leaf.flag} {value!r} is not one of {', '.join(map(str, arg.choices))}"
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value == arg.or_exactly:
         return None
-    if math.isnan(value):
-        return f"{leaf.flag} must be a number, got {value}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{leaf.flag} must be a number that is finite, got {value}"
+    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        return f"{leaf.flag} must fit into 64 bits, got a number of {len(f'{value:x}') * 4} bits"
     low = arg.at_least is not None and value < arg.at_least
     high = arg.at_most is not None and value > arg.at_most
     return f"{leaf.flag} must be {_limits(leaf)}, got {value}" if low or high else None

@@ -80,6 +80,10 @@ def test_a_contradiction_between_file_and_command_line_is_refused(write, capsys)
         ("model-path: m\nconfig: other.yaml\n", ["no setting is called 'config'"]),
         ("model-path: m\nport: many\n", ["--port got 'many'"]),
         ("model-path: m\ntp: 2\ntp-size: 2\n", ["'tp' and 'tp-size' are the same setting"]),
+        ("model-path: m\ntp: 2\ntp: 1\n", ["'tp' is there twice"]),
+        ("model-path: m\nmax-total-tokens: many\n", ["--config", "--max-total-tokens: 'many'"]),
+        ("model-path: m\npreferred-sampling-params: '{'\n", ["--preferred-sampling-params: '{'"]),
+        ("model-path: m\napi-key: {a: 1}\n", ["--api-key got {'a': 1}"]),
         ("- a\n- b\n", ["must hold `setting: value` lines"]),
         ("a: [1\n", ["is not YAML"]),
         ("port: 3\n", ["--model-path must be given"]),
@@ -106,3 +110,8 @@ def test_an_empty_file_states_nothing(write):
 def test_a_file_runs_no_code(write, capsys):
     message = refused(capsys, "--config", write("model-path: !!python/object/apply:os.getcwd []\n"))
     assert "is not YAML" in message
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in refused(capsys, "--config", str(tmp_path / "c.yaml"))

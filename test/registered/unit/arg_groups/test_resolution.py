@@ -250,3 +250,31 @@ def test_wrong_defaults_of_the_model_refuse_the_start_and_not_every_request(reso
     with pytest.raises(ValueError, match=f"generation_config.json: {next(iter(wrong))}.*--sampling-defaults"):
         resolved()
     assert result(resolved(sampling_defaults="openai"), "sampling_defaults") == "openai"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tp_size": "2"}, "--tp-size got '2'"),
+        ({"tp_size": None}, "got None"),
+        ({"api_key": 7}, "--api-key got 7"),
+        ({"context_length": [1]}, r"--context-length got \[1\]"),
+    ],
+)
+def test_a_record_that_a_program_built_itself_is_checked_for_types(settings, words):
+    """`ServerArgs(...)` takes what it is given; the door does not."""
+    with pytest.raises(ValueError, match=words):
+        resolve(ServerArgs(model_path="m", **settings))
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**70), 10**400])
+def test_a_number_that_no_message_carries_is_refused_and_not_shown_whole(number):
+    with pytest.raises(ValueError, match="--max-total-tokens must") as caught:
+        resolve(ServerArgs(model_path="m", max_total_tokens=number))
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_a_number_that_json_cannot_show_is_refused(number):
+    with pytest.raises(ValueError, match="--watchdog-timeout must be a number that is finite"):
+        resolve(ServerArgs(model_path="m", watchdog_timeout=number))

@@ -13,6 +13,7 @@ from pathlib import Path
 from gen_stubs import type_text
 from sglang.srt.arg_groups.arg_utils import Leaf, strip_optional
 from sglang.srt.arg_groups.fields import DERIVED, INPUTS, LEAVES, NAMESPACES, leaves_in
+from sglang.srt.arg_groups.values_hook import limits_in_words
 from sglang.srt.environ import Envs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,14 +112,6 @@ def _default(leaf: Leaf) -> str:
     return "off" if leaf.default is False else f"`{_cell(leaf.default)}`" if leaf.default != "" else "empty"
 
 
-def _limits(leaf: Leaf) -> str:
-    arg = leaf.arg
-    words = [f"at least {arg.at_least:g}"] if arg.at_least is not None else []
-    words += [f"at most {arg.at_most:g}"] if arg.at_most is not None else []
-    words += [f"or {arg.or_exactly}"] if arg.or_exactly is not None else []
-    return ", ".join(words)
-
-
 def _values(leaf: Leaf) -> str:
     served = leaf.arg.served
     if isinstance(served, tuple):
@@ -128,7 +121,7 @@ def _values(leaf: Leaf) -> str:
         return _code([*also, *served])
     if leaf.arg.choices is not None:
         return _code(leaf.arg.choices)
-    return _limits(leaf)
+    return limits_in_words(leaf)
 
 
 def _meaning(leaf: Leaf) -> str:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sglang.srt.entrypoints.server_main import run_server
             from sglang.srt.server_args import prepare_server_args
 
-            return run_server(prepare_server_args(arguments, positional_model=True))
+            return run_server(prepare_server_args(arguments, positional_model=True, prog="sglang serve"))
         case "version" | "--version":
             print(__version__)
             return 0

@@ -15,7 +15,7 @@ from sglang.srt.server_args import prepare_server_args
 def main() -> int:
     message = "python -m sglang.launch_server works; `sglang serve` is the newer spelling"
     warnings.warn(message, UserWarning, stacklevel=2)
-    return run_server(prepare_server_args(sys.argv[1:]))
+    return run_server(prepare_server_args(sys.argv[1:], prog="python -m sglang.launch_server"))
 
 
 if __name__ == "__main__":

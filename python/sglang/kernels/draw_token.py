@@ -119,9 +119,9 @@ def _draw_part(
             kept = _kept_of_first(best.values[at], best.indices[at], limits, vocab)
             values, ids = kept if kept is not None else _kept_of_row(rows[at], limits)
             by_id = ids.argsort()
-            cumulated: Any = values[by_id].cumsum(dim=-1).cpu().numpy()
+            weights: Any = values[by_id].cumsum(dim=-1).cpu().numpy()
             chosen: Any = ids[by_id].cpu().numpy()
-            picked[i] = _pick(chosen, cumulated, vocab, u[i])
+            picked[i] = _pick(chosen, weights, vocab, u[i])
     return picked
 
 

@@ -92,10 +92,6 @@ def _float(default: float, doc: str) -> EnvVar[float]:
     return EnvVar(float, default, doc)
 
 
-def _opt_float(doc: str) -> EnvVar[float | None]:
-    return EnvVar[float | None](float, None, doc)
-
-
 def _str(doc: str) -> EnvVar[str | None]:
     return EnvVar[str | None](str, None, doc)
 
@@ -107,11 +103,8 @@ class Envs:
     SGLANG_HEALTH_CHECK_TIMEOUT = _int(20, "seconds a health probe may wait before it answers 503")
     SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION = _bool(True, "/health_generate really generates one token")
     SGLANG_WARMUP_TIMEOUT = _int(-1, "seconds the start-up self-test may take; -1 means 600")
-    SGLANG_WAIT_WEIGHTS_READY_TIMEOUT = _int(120, "seconds to wait for weights pushed from outside")
     SGLANG_TIMEOUT_KEEP_ALIVE = _int(5, "seconds an idle HTTP connection is kept")
     SGLANG_FORCE_SHUTDOWN = _bool(False, "end at once on SIGTERM instead of draining")
-    SGLANG_IS_IN_CI = _bool(False, "set by continuous integration; shortens long defaults")
-    SGLANG_CACHE_DIR = _str("folder for caches that outlive the process")
     SGLANG_RUNTIME_DIR = _str("folder for sockets of running servers; default is under the temporary folder")
 
     # Requests
@@ -128,36 +121,23 @@ class Envs:
     SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR = _float(0.14, "lower end of that guess, as a factor of the first")
     SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS = _int(600, "decode steps from the first guess to the lower end")
     SGLANG_RETRACT_DECODE_STEPS = _int(20, "decode steps of room kept free when requests are retracted")
-    SGLANG_GRAMMAR_POLL_INTERVAL = _float(0.005, "seconds between looks at grammars being compiled")
 
     # Models and numbers
     SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN = _bool(False, "permit a context above the model's own")
-    SGLANG_EXTERNAL_MODEL_PACKAGE = _str("import path of a package with further model classes")
-    SGLANG_RETURN_ORIGINAL_LOGPROB = _bool(False, "report output log-probabilities before temperature")
-    SGLANG_SIMULATE_ACC_LEN = _opt_float("pretended accept length, for speculative benchmarks only")
-    HF_HOME = _str("root of the model hub cache")
-    HF_HUB_OFFLINE = _bool(False, "never ask the model hub")
 
     # CPU
     SGLANG_USE_CPU_ENGINE = _bool(False, "choose the CPU engine even when a GPU is present")
     SGLANG_CPU_OMP_THREADS_BIND = _str("core lists such as 0-15|16-31, one per tensor rank")
-    SGLANG_CPU_ISA = _str("force a CPU kernel level (scalar, avx2, avx512) in tests")
     OMP_NUM_THREADS = _opt_int("OpenMP threads of this process")
     OMP_WAIT_POLICY = _str("PASSIVE keeps waiting OpenMP threads from spinning")
 
     # Cluster
-    SGLANG_HOST_IP = _str("address this machine advertises to its peers")
-    HOST_IP = _str("older name of SGLANG_HOST_IP")
     GLOO_SOCKET_IFNAME = _str("network interface of gloo; lo is chosen when all ranks share the host")
-    SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT = _int(300, "seconds a decode side waits for a bootstrap answer")
-    SGLANG_DISAGGREGATION_WAITING_TIMEOUT = _int(300, "seconds a decode side waits for keys and values")
-    SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL = _float(5.0, "seconds between heartbeats to prefill servers")
 
     # Logs, traces, profiles
     SGLANG_TRACE_LEVEL = _int(3, "detail of request traces, 0 (none) to 3")
     SGLANG_LOGGING_CONFIG_PATH = _str("JSON file for logging.config.dictConfig")
     SGLANG_LOG_MS = _bool(False, "show milliseconds in log time stamps")
-    SGLANG_TORCH_PROFILER_DIR = _str("folder for profiler output")
     DISABLE_OPENAPI_DOC = _bool(False, "do not serve /docs and /openapi.json")
 
     @classmethod

@@ -52,6 +52,8 @@ def _help(leaf: Leaf) -> str:
         text += f" Deprecated: {leaf.arg.deprecated}."
     if leaf.arg.served is False:
         text += " Not served yet."
+    elif isinstance(leaf.arg.served, tuple) and leaf.arg.choices is not None:
+        text += f" Served now: {', '.join(map(str, leaf.arg.served))}."
     return text.replace("%", "%%")
 
 

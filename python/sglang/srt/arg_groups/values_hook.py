@@ -16,10 +16,11 @@ from sglang.srt.arg_groups.model_override_base import ResolvingView
 _LARGEST = 2**63 - 1
 
 
-def _limits(leaf: Leaf) -> str:
+def limits_in_words(leaf: Leaf) -> str:
+    """The declared range of a number, for errors and for the docs page; empty without one."""
     arg = leaf.arg
-    words = [f"at least {arg.at_least:g}"] if arg.at_least is not None else []
-    words += [f"at most {arg.at_most:g}"] if arg.at_most is not None else []
+    words = [f"at least {arg.at_least}"] if arg.at_least is not None else []
+    words += [f"at most {arg.at_most}"] if arg.at_most is not None else []
     text = " and ".join(words)
     return f"{text}, or {arg.or_exactly}" if arg.or_exactly is not None else text
 
@@ -46,7 +47,7 @@ def violation(leaf: Leaf, value: Any) -> str | None:
         return f"{leaf.flag} must fit into 64 bits, got a number of {len(f'{value:x}') * 4} bits"
     low = arg.at_least is not None and value < arg.at_least
     high = arg.at_most is not None and value > arg.at_most
-    return f"{leaf.flag} must be {_limits(leaf)}, got {value}" if low or high else None
+    return f"{leaf.flag} must be {limits_in_words(leaf)}, got {value}" if low or high else None
 
 
 def check_values(view: ResolvingView) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import sglang
 from sglang.srt.arg_groups.arg_utils import Arg, Leaf
 from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.environ import Envs
 
 PACKAGE = Path(next(iter(sglang.__path__))).resolve()
 #: Declaring, checking and resolving a setting is not yet acting on it.
@@ -48,3 +49,23 @@ def test_a_planted_setting_that_nobody_reads_is_noticed():
     text = '"""get_serving().fastest_mode is wonderful."""\nfastest_mode = 1\n'
     assert ignored([planted], attributes_read([text])) == ["--fastest-mode"]
     assert ignored([planted], attributes_read(["x = get_serving().fastest_mode"])) == []
+
+
+def variables_used(sources: Iterable[str]) -> set[str]:
+    """Names after a dot (`envs.NAME.get()`) and of keywords (`child_environment(NAME=...)`)."""
+    found = attributes_read(sources)
+    for text in sources:
+        found |= {node.arg or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.keyword)}
+    return found
+
+
+def test_every_declared_environment_variable_is_used():
+    """A variable on the docs page that nobody looks up would be set in vain."""
+    paths = [path for path in PACKAGE.rglob("*.py") if "test" not in path.relative_to(PACKAGE).parts]
+    used = variables_used([path.read_text(encoding="utf-8") for path in paths])
+    assert sorted(set(Envs.declared()) - used) == []
+
+
+def test_a_planted_variable_that_nobody_looks_up_is_noticed():
+    used = variables_used(["x = envs.READ.get()  # IDLE", 'y = child_environment(PASSED="1", z="IDLE")'])
+    assert {"READ", "PASSED", "IDLE"} - used == {"IDLE"}

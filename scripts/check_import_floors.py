@@ -49,11 +49,26 @@ class Shim:
 
 
 @dataclass(frozen=True)
+class Apart:
+    """Folders that the floors would let import each other, and that must not."""
+
+    importers: list[str]
+    imports: str
+    reason: str
+
+    def forbids(self, found: Import) -> bool:
+        if found.target is None or not _within(found.target, self.imports):
+            return False
+        return any(_matches(found.importer, importer) for importer in self.importers)
+
+
+@dataclass(frozen=True)
 class Rules:
-    """The floors as (member, rank, name), and the shims."""
+    """The floors as (member, rank, name), the shims, and what stays apart all the same."""
 
     floors: list[tuple[str, Rank, str]]
     shims: list[Shim] = field(default_factory=list)
+    apart: list[Apart] = field(default_factory=list)
 
     def floor_of(self, module: str) -> tuple[Rank, str] | None:
         best: tuple[int, Rank, str] | None = None
@@ -66,7 +81,8 @@ class Rules:
 def load_rules(path: Path = RULES_FILE) -> Rules:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     floors = [(m, tuple(f["rank"]), f["name"]) for f in table["floor"] for m in f["members"]]
-    return Rules(floors, [Shim(**shim) for shim in table.get("shim", [])])
+    shims = [Shim(**shim) for shim in table.get("shim", [])]
+    return Rules(floors, shims, [Apart(**apart) for apart in table.get("apart", [])])
 
 
 def _within(module: str, prefix: str) -> bool:
@@ -96,6 +112,7 @@ class _ImportFinder(ast.NodeVisitor):
         is_package = source.path.name == "__init__.py"
         self.package = self.name if is_package else self.name.rpartition(".")[0]
         self.scope: list[str] = []
+        self.importers = {"import_module", "__import__"}  # and what this file calls them
         self.found: list[Import] = []
 
     def _add(self, node: ast.AST, target: str | None) -> None:
@@ -119,6 +136,8 @@ class _ImportFinder(ast.NodeVisitor):
             parts = parts[: len(parts) - node.level + 1]
             base = ".".join([*parts, base] if base else parts)
         for alias in node.names:
+            if base == "importlib" and alias.name == "import_module":
+                self.importers.add(alias.asname or alias.name)
             named = f"{base}.{alias.name}"
             self._add_named(node, named if named in self.modules else base)
 
@@ -139,7 +158,7 @@ class _ImportFinder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = dotted(node.func) or ""
-        if called.rpartition(".")[2] in ("import_module", "__import__") and node.args:
+        if called.rpartition(".")[2] in self.importers and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 self._add_named(node, name.value)
@@ -175,6 +194,13 @@ def _upward(imports: Iterable[Import], rules: Rules) -> Iterator[str]:
                 f"{found.where}: {found.importer} on floor {_spell(importer)} imports {found.target} "
                 f"on floor {_spell(target)}{inside}; move the shared word down"
             )
+
+
+def _kept_apart(imports: Iterable[Import], rules: Rules) -> Iterator[str]:
+    for found in imports:
+        for apart in rules.apart:
+            if apart.forbids(found):
+                yield f"{found.where}: {found.importer} imports {found.target}: {apart.reason}"
 
 
 def _spell(floor: tuple[Rank, str]) -> str:
@@ -246,6 +272,7 @@ def find_offenders(root: Path, rules: Rules | None = None) -> list[str]:
                 f"{source.name}: {module_name(source)} stands on no floor; add it to {RULES_FILE.name}"
             )
     offenders += _upward(imports, rules)
+    offenders += _kept_apart(imports, rules)
     offenders += _circles(_folder_graph(imports, rules))
     return offenders
 

@@ -164,7 +164,7 @@ class Tokenizer:
     def _spelled(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()
-        piece = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        piece = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if piece is None:
             return b""
         if self._byte_level:

@@ -45,6 +45,7 @@ def test_an_upward_import_is_refused(plant):
         "try:\n    from sglang.srt.models import llama\nexcept ImportError:\n    pass",
         "import importlib\nimportlib.import_module('sglang.srt.models.llama')",
         "from importlib import import_module\nimport_module('sglang.srt.models')",
+        "from importlib import import_module as load\nload('sglang.srt.models')",
         "import typing\nif typing.TYPE_CHECKING:\n    pass\nelse:\n    from ..models import llama",
         "from sglang.srt.models.not_written_yet import Llama",
     ],
@@ -125,6 +126,25 @@ def test_a_folder_may_import_itself(plant):
     plant("python/sglang/srt/layers/a.py", "from . import b\n")
     plant("python/sglang/srt/layers/b.py", "def f():\n    from sglang.srt.layers import a\n")
     assert check.find_offenders(plant.root) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("models/llama", "model_loader/loader"),
+        ("configs/model_config", "utils/heartbeat"),
+        ("environ", "utils/heartbeat"),
+        ("disaggregation/prefill", "managers/scheduler"),
+    ],
+)
+def test_folders_that_stay_apart_do_so_although_the_floors_would_allow_it(plant, importer, imported):
+    module = f"sglang.srt.{imported.replace('/', '.')}"
+    plant(f"python/sglang/srt/{imported}.py", "")
+    plant(f"python/sglang/srt/{importer}.py", f"def f():\n    import {module}\n")
+    (offender,) = check.find_offenders(plant.root)
+    assert f"{importer}.py:2" in offender and f"imports {module}: " in offender
+    allowed = dataclasses.replace(check.load_rules(), apart=[])
+    assert check.find_offenders(plant.root, allowed) == []
 
 
 def test_a_module_on_no_floor_is_refused(plant):

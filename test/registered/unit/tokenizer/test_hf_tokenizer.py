@@ -96,6 +96,7 @@ def test_ids_outside_the_vocabulary_stand_for_nothing(folder):
     tokenizer = load_tokenizer(folder)
     assert tokenizer.vocab_size == 400
     assert tokenizer.token_bytes(400) == tokenizer.token_bytes(10**6) == tokenizer.token_bytes(-1) == b""
+    assert tokenizer.token_bytes(2**40) == tokenizer.token_bytes(2**70) == b""
     assert tokenizer.decode([400, *tokenizer.encode("a"), 10**6]) == "a"
     with pytest.raises(ValueError, match="token id is a whole number from 0"):
         tokenizer.decode([-1])

@@ -12,6 +12,9 @@ import torch
 
 from sglang.srt.batch.sampling_row import SamplingRow
 
+#: Where a penalised logit ends: beyond any real one, and still a number after a division by a temperature.
+_FARTHEST = 1e30
+
 
 def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     """Change logits [rows, vocab] in place, in this order: repetition, frequency and presence penalty, bias,
@@ -45,7 +48,8 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     index = (torch.tensor(at, device=logits.device), torch.tensor(ids, device=logits.device))
     values = logits[index]
     factor = torch.tensor(repetition, dtype=logits.dtype, device=logits.device)
-    values = torch.where(values > 0, values / factor, values * factor)
+    # A repetition penalty near 0 would divide to infinity; it means "always this one", which a number says.
+    values = torch.where(values > 0, values / factor, values * factor).clamp_(-_FARTHEST, _FARTHEST)
     logits[index] = values - torch.tensor(minus, dtype=logits.dtype, device=logits.device)
 
 

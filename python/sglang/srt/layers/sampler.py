@@ -22,9 +22,8 @@ NOT_FINITE = (
     "the model gave logits that are not finite for this request (NaN or infinity); the request is ended and "
     "others are not affected. Try --dtype float32 if this repeats"
 )
-ADJUSTED_AWAY = (
-    "penalties and logit_bias leave this request no finite logit to choose from; use milder values "
-    "(a repetition_penalty near 0 overflows)"
+NOTHING_LEFT = (
+    "min_new_tokens keeps back every token this vocabulary has; use fewer stop_token_ids or no min_new_tokens"
 )
 
 
@@ -52,7 +51,7 @@ class Sampler:
         plain = all(row.is_plain_greedy for row in rows)
         if not plain:
             adjust_logits(logits, rows)
-            broken = self._fail_where(~torch.isfinite(logits.amax(dim=-1)), logits, ADJUSTED_AWAY)
+            broken = self._fail_where(~torch.isfinite(logits.amax(dim=-1)), logits, NOTHING_LEFT)
             failures = [first or second for first, second in zip(failures, broken, strict=True)]
         token_ids = self._choose(logits, rows)
         logprobs: list[TokenLogprob | None] = [None] * len(rows)

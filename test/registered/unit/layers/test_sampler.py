@@ -12,7 +12,7 @@ from sglang.kernels.draw_token import draw, uniforms
 from sglang.srt.batch.forward_batch import LogprobAsk
 from sglang.srt.batch.sampling_row import SamplingRow
 from sglang.srt.layers.penalties import adjust_logits
-from sglang.srt.layers.sampler import ADJUSTED_AWAY, NOT_FINITE, Sampler
+from sglang.srt.layers.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
 from sglang.srt.messages.io_struct import LOGPROB_FLOOR
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -119,11 +119,21 @@ def test_a_poisoned_row_fails_alone(poison, params):
     assert result.logprobs == [healthy.logprobs[0], None, healthy.logprobs[2]]
 
 
-def test_penalties_that_overflow_fail_their_own_row():
+def test_a_repetition_penalty_near_zero_repeats_instead_of_failing():
     logits = logits_of(5, rows=2).abs()
     rows = [row(produced=[3], repetition_penalty=1e-44), row(**GREEDY)]
-    result = sampler(logits, rows)
-    assert result.failures == [ADJUSTED_AWAY, None]
+    result = sampler(logits, rows, [LogprobAsk(top_num=2), None])
+    assert result.failures == [None, None]
+    assert result.token_ids[0] == 3
+    assert result.logprobs[0].logprob == 0.0
+
+
+def test_a_row_whose_whole_vocabulary_is_kept_back_fails_alone():
+    logits = logits_of(5, rows=2)
+    everything = row(min_new_tokens=1, max_new_tokens=2)
+    everything.end_ids = frozenset(range(logits.shape[1]))
+    result = sampler(logits, [everything, row(**GREEDY)])
+    assert result.failures == [NOTHING_LEFT, None]
     assert result.token_ids[0] is None and result.token_ids[1] is not None
 
 

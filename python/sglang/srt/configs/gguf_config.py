@@ -37,14 +37,31 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
         raise ValueError(
             f"{header.path} has no tensor token_embd.weight, so it holds no model of type {arch}"
         )
+    if len(embedding.shape) != 2:
+        raise ValueError(
+            f"{header.path}: tensor token_embd.weight has shape {embedding.shape}; it must have two sizes"
+        )
+    layers = _integer(header, f"{arch}.block_count")
+    feed_forward = _integer(header, f"{arch}.feed_forward_length")
+    kv_heads = _integer(header, f"{arch}.attention.head_count_kv", heads)
+    _compare_with_tensors(
+        header,
+        layers,
+        {
+            "token_embd.weight": (embedding.shape[0], hidden),
+            "blk.0.attn_q.weight": (heads * head_dim, hidden),
+            "blk.0.attn_k.weight": (kv_heads * head_dim, hidden),
+            "blk.0.ffn_up.weight": (feed_forward, hidden),
+        },
+    )
     return {
         "architectures": [GGUF_ARCHITECTURES[arch]],
         "model_type": arch,
         "hidden_size": hidden,
-        "intermediate_size": _integer(header, f"{arch}.feed_forward_length"),
-        "num_hidden_layers": _integer(header, f"{arch}.block_count"),
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": _integer(header, f"{arch}.attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "vocab_size": embedding.shape[0],
         "max_position_embeddings": _integer(header, f"{arch}.context_length"),
@@ -60,6 +77,24 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
         "eos_token_id": _end_tokens(header),
         "pad_token_id": _token(header, "padding_token_id"),
     }
+
+
+def _compare_with_tensors(header: GGUFHeader, layers: int, shapes: dict[str, tuple[int, ...]]) -> None:
+    """What the metadata promises is what the tensors have: a torn number must not become memory."""
+    numbers = (name.split(".")[1] for name in header.tensors if name.startswith("blk."))
+    held = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
+    if layers > held:
+        raise ValueError(
+            f"{header.path}: the metadata announces {layers} layers, the file holds tensors of {held}; "
+            f"fetch the file again"
+        )
+    for name, shape in shapes.items():
+        tensor = header.tensors.get(name)
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(
+                f"{header.path}: tensor {name} has shape {tensor.shape}, by the metadata it must be {shape}; "
+                f"fetch the file again"
+            )
 
 
 def dominant_type(header: GGUFHeader) -> str:

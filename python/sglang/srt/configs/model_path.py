@@ -89,6 +89,9 @@ def _in_folder(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _checked_file(path: pathlib.Path) -> pathlib.Path:
+    if not path.is_file():
+        # A pipe would be waited on for ever, and nothing else can be mapped.
+        raise ValueError(f"{path} is neither a folder nor a regular file; give a folder or a .gguf file")
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))

@@ -92,7 +92,15 @@ def test_every_key_with_every_kind_of_value_is_read_or_refused_with_the_name_of_
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("llama.attention.head_count", "nothing", "num_attention_heads is 0"),
+        (
+            "llama.attention.head_count",
+            "nothing",
+            "shape (32, 32), by the metadata it must be (0, 32)",
+        ),
+        ("llama.block_count", "number", "announces 7 layers, the file holds tensors of 1"),
+        ("llama.feed_forward_length", "number", "ffn_up.weight has shape (64, 32)"),
+        ("llama.embedding_length", "number", "token_embd.weight has shape (300, 32)"),
+        ("llama.attention.head_count_kv", "number", "attn_k.weight has shape (16, 32)"),
         ("llama.rope.freq_base", "text", "must be of type float or int"),
         ("llama.rope.freq_base", "texts", "must be of type float or int"),
         ("llama.rope.freq_base", "nan", "rope_theta"),

@@ -4,6 +4,7 @@ register_cpu_ci(est_time=1, suite="unit-cpu")
 
 import importlib.machinery
 import importlib.util
+import os
 import sys
 
 import pytest
@@ -98,3 +99,9 @@ def test_an_empty_folder_and_a_file_of_another_kind_are_refused(tmp_path):
     other.write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match="not a GGUF one"):
         resolve_model_path(other)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(ValueError, match="neither a folder nor a regular file"):
+        resolve_model_path(tmp_path / "model.gguf")

@@ -3,8 +3,12 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=2, suite="unit-cpu")
 
 import pytest
+import torch
 
+from sglang.srt.layers.attention.attention_registry import kv_layout_of
+from sglang.srt.layers.attention.base_attn_backend import KVSpec
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import (
+    make_kv_pools,
     pool_budget_bytes,
     pool_tokens,
     ranks_on_this_host,
@@ -72,3 +76,20 @@ def test_no_room_for_a_page_is_an_error_with_the_numbers_and_the_cure(changes):
 def test_ranks_of_the_host_share_the_memory(fields, expected):
     with published_topology(ranks=ONE, **fields):
         assert ranks_on_this_host() == expected
+
+
+def test_a_request_table_that_memory_cannot_hold_is_refused_with_the_cure():
+    """A torn context length, say: its table must not be tried."""
+    spec = KVSpec(1, 1, 8, torch.float32)
+    with (
+        published_topology(max_total_tokens=64, ranks=ONE),
+        pytest.raises(ValueError, match=r"table of 16 requests of 4294967295 tokens.*--context-length"),
+    ):
+        make_kv_pools(
+            spec,
+            kv_layout_of("torch_native"),
+            context_len=2**32 - 1,
+            device=torch.device("cpu"),
+            available_before=4 * GIB,
+            available_now=4 * GIB,
+        )

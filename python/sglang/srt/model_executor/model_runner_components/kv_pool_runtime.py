@@ -78,6 +78,16 @@ def pool_tokens(
     return tokens
 
 
+def _check_request_table(rows: int, context_len: int, available: int) -> None:
+    """The table has a number of 8 bytes for each token that each request may have."""
+    needed = 8 * rows * context_len
+    if needed > available:
+        raise ValueError(
+            f"the table of {rows} requests of {context_len} tokens needs {needed // _MIB} MiB, and "
+            f"{available // _MIB} MiB are available; lower --context-length or --max-running-requests"
+        )
+
+
 def make_kv_pools(
     spec: KVSpec,
     layout: KVLayout,
@@ -106,6 +116,8 @@ def make_kv_pools(
         useful=rows * pages_per_request * page_size,
     )
     pages = tokens // page_size
+    rows = min(rows, tokens)
+    _check_request_table(rows, context_len, available_now)
     logger.info(
         "KV cache is allocated. tokens=%d, pages=%d of %d, %s, %.1f MiB",
         tokens,
@@ -116,6 +128,6 @@ def make_kv_pools(
     )
     return KVPools(
         kv=PagedKVPool(pages, page_size, layout, spec, device),
-        req_to_token=ReqToTokenPool(min(rows, tokens), context_len, device),
+        req_to_token=ReqToTokenPool(rows, context_len, device),
         allocator=make_slot_allocator(pages, page_size),
     )

@@ -180,6 +180,7 @@ def main() -> None:
     # Before torch is imported on either side: OpenMP reads these once. The engine's processes inherit them.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ["GOMP_SPINCOUNT"] = "10000"  # what a rank of several threads gets, so that both wait alike
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 

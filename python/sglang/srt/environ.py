@@ -130,6 +130,9 @@ class Envs:
     SGLANG_CPU_OMP_THREADS_BIND = _str("core lists such as 0-15|16-31, one per tensor rank")
     OMP_NUM_THREADS = _opt_int("OpenMP threads of this process")
     OMP_WAIT_POLICY = _str("PASSIVE keeps waiting OpenMP threads from spinning")
+    GOMP_SPINCOUNT = _opt_int(
+        "looks an OpenMP thread takes before it sleeps; a rank of several threads: 10000"
+    )
 
     # Cluster
     GLOO_SOCKET_IFNAME = _str("network interface of gloo; lo is chosen when all ranks share the host")

@@ -28,6 +28,9 @@ from sglang.srt.utils.heartbeat import HeartbeatReader
 
 logger = logging.getLogger(__name__)
 
+#: About 100 us: longer than the gap between two products of a step, so that a thread is not woken for each of
+#: them, and short enough to give its core up to whoever else wants it.
+SPINS_BEFORE_SLEEP = "10000"
 RANK_MODULE = "sglang.srt.entrypoints.rank_main"
 #: A rank learns of our end from end-of-file on its pipe; this long it may take to go by itself.
 _EOF_GRACE_S = 2.0
@@ -261,9 +264,13 @@ class RankProcesses:
 
 
 def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
-    """The environment of a rank: OpenMP threads share the cores and wait without spinning, unless the user
-    says else.
+    """The environment of a rank: OpenMP threads share the cores and give them up when they wait, unless the
+    user says else.
     """
     bound = cores_of_rank(rank, num_ranks)
     threads = max(1, cpu_count() // num_ranks) if bound is None else len(bound)
-    return child_environment(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
+    if threads == 1:
+        return child_environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    return child_environment(
+        OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=SPINS_BEFORE_SLEEP
+    )

@@ -13,6 +13,7 @@ from sglang.srt.layers.quantization.unquant import (
     BagForm,
     PackedForm,
     RowMajorForm,
+    SplitRowsForm,
     TransposedForm,
     UnquantizedConfig,
     stored_form,
@@ -54,9 +55,19 @@ def test_unpack_gives_every_bit_back(form, dtype):
     assert torch.equal(form.unpack(form.pack(weight), dtype), weight)
 
 
-@pytest.mark.parametrize("form", [TransposedForm(), BagForm()], ids=lambda form: type(form).__name__)
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "form", [TransposedForm(), SplitRowsForm(), BagForm()], ids=lambda form: type(form).__name__
+)
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_the_forms_for_single_rows_multiply_and_unpack(form, dtype):
+def test_the_forms_for_single_rows_multiply_and_unpack(two_threads, form, dtype):
     weight, x, bias = (
         random(192, 40, dtype=dtype),
         random(1, 40, dtype=dtype, seed=1),
@@ -72,17 +83,22 @@ def test_the_forms_for_single_rows_multiply_and_unpack(form, dtype):
 
 
 @pytest.mark.parametrize(
-    "dtype, rows, expected",
+    "dtype, rows, threads, expected",
     [
-        (torch.float32, 128, TransposedForm),
-        (torch.bfloat16, 128, BagForm),
-        (torch.bfloat16, 100, type(None)),  # does not divide into bags
-        (torch.float32, 256, type(None)),  # too large for a second form
-        (torch.bfloat16, 256, BagForm),
+        (torch.float32, 128, 1, TransposedForm),
+        (torch.float32, 128, 2, SplitRowsForm),
+        (torch.float32, 127, 2, TransposedForm),  # does not divide among the threads
+        (torch.bfloat16, 128, 2, BagForm),
+        (torch.bfloat16, 100, 2, type(None)),  # does not divide into bags
+        (torch.float32, 256, 2, type(None)),  # too large for a second form
+        (torch.bfloat16, 256, 2, BagForm),
     ],
 )
-def test_a_packed_weight_keeps_a_form_for_single_rows_where_it_pays(monkeypatch, dtype, rows, expected):
+def test_a_packed_weight_keeps_a_form_for_single_rows_where_it_pays(
+    monkeypatch, dtype, rows, threads, expected
+):
     monkeypatch.setattr(unquant, "_SINGLE_ROW_BYTES", 128 * 64 * 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     weight, x = random(rows, 64, dtype=dtype), random(1, 64, dtype=dtype, seed=1)
     state = PackedForm().pack(weight)
     assert isinstance(state.single, expected)

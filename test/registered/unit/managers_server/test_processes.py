@@ -225,8 +225,14 @@ def test_signals_meant_for_the_parent_do_not_end_a_rank(folder: SocketFolder, ra
         assert deaths == []
 
 
-def test_threads_of_ranks_share_the_cores_and_never_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+def test_threads_of_ranks_share_the_cores_and_sleep_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sglang.srt.managers.rank_processes.cpu_count", lambda: 4)
+    assert rank_environment(0, 2)["GOMP_SPINCOUNT"] == "10000"
+    assert "GOMP_SPINCOUNT" not in rank_environment(0, 4)
+    monkeypatch.undo()
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     cores = len(os.sched_getaffinity(0))
     assert rank_environment(0, 1)["OMP_NUM_THREADS"] == str(cores)

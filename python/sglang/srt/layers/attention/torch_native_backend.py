@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: A padded batch holds requests of at least half its longest length, so at most half of the work is padding;
 #: below this length another batch costs more than the padding.
 _MIN_LENGTH_TO_SPLIT = 256
+#: Numbers of gathered keys up to which one thread attends: waking a second one takes longer than it saves.
+_ONE_THREAD_KEYS = 1 << 18
 
 
 class HeadMajorLayout:
@@ -156,11 +158,7 @@ class TorchNativeBackend(AttentionBackend):
         k, v = kv.index_select(1, plan.slots).view(2, batches, plan.length, dim)
         if q.dtype == torch.float32:
             queries = queries.reshape(batches, groups, dim)
-            if plan.mask is None:
-                scores = torch.bmm(queries, k.transpose(1, 2)).mul_(layer.scaling)
-            else:
-                scores = torch.baddbmm(plan.mask, queries, k.transpose(1, 2), alpha=layer.scaling)
-            out = torch.bmm(scores.softmax(dim=-1), v).view(heads, plan.count, groups, dim)
+            out = _attend(queries, k, v, plan.mask, layer.scaling).view(heads, plan.count, groups, dim)
         else:
             # 16-bit products of this size are slow one by one; the fused kernel sums in float32.
             shape = (heads, plan.count, plan.length, dim)
@@ -195,6 +193,24 @@ class TorchNativeBackend(AttentionBackend):
             scale=layer.scaling,
         )
         return out.permute(2, 0, 1, 3).reshape(run.count, heads * groups * dim)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """q [batches, rows, dim] over k, v [batches, length, dim]; small work stays on one thread."""
+    threads = torch.get_num_threads() if q.device.type == "cpu" and k.numel() <= _ONE_THREAD_KEYS else 1
+    if threads > 1:
+        torch.set_num_threads(1)
+    try:
+        if mask is None:
+            scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
+        else:
+            scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scaling)
+        return torch.bmm(scores.softmax(dim=-1), v)
+    finally:
+        if threads > 1:
+            torch.set_num_threads(threads)
 
 
 def _split_by_length(lengths: list[int]) -> list[list[int]]:

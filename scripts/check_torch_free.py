@@ -7,6 +7,7 @@ in a process of its own in which torch is not to be had, and prints the chain of
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -73,6 +74,9 @@ def find_offenders(modules: tuple[str, ...] = TORCH_FREE) -> list[str]:
 
 
 def main() -> int:
+    if importlib.util.find_spec("sglang") is None:
+        print("torch-free modules: sglang is not installed here; run `make setup` and use .venv/bin/python")
+        return 2
     return report("torch-free modules", find_offenders())
 
 

@@ -20,24 +20,13 @@ if TYPE_CHECKING:
 
 
 class ForwardMode(enum.Enum):
-    """What the rows of a forward are. A row of an EXTEND batch with one new token is a decode row in all
-    but name."""
+    """What the rows of a forward are. A row of an EXTEND batch with one new token is a decode row in all but
+    name.
+    """
 
     EXTEND = "extend"
     DECODE = "decode"
     IDLE = "idle"
-
-    def is_extend(self) -> bool:
-        return self is ForwardMode.EXTEND
-
-    def is_decode(self) -> bool:
-        return self is ForwardMode.DECODE
-
-    def is_idle(self) -> bool:
-        return self is ForwardMode.IDLE
-
-    def is_target_verify(self) -> bool:
-        return False
 
 
 @dataclass(slots=True)

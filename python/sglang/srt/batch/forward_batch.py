@@ -44,6 +44,18 @@ class LogprobAsk:
     targets: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class DpStep:
+    """What the attention-DP replicas of one tensor group agreed on before a forward; lists in replica order.
+
+    A replica without requests stands there with zeros and takes the step all the same.
+    """
+
+    num_tokens: list[int]
+    num_logit_rows: list[int]
+    is_extend: bool  # some replica computes a prompt
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """One forward over `batch_size` requests with `num_tokens` new tokens in all.
@@ -67,6 +79,20 @@ class ForwardBatch:
     sampling_rows: list[SamplingRow | None]
     #: One per request, None where no logprob is wanted; the list itself is None when nobody wants any.
     logprob_asks: list[LogprobAsk | None] | None = None
+    #: With attention data parallelism: the step that this forward is one replica's part of.
+    dp_step: DpStep | None = None
+
+    @classmethod
+    def idle(cls, dp_step: DpStep, device: torch.device) -> ForwardBatch:
+        """The part of a replica that has nothing to do: no request and no token, every collective."""
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return cls(ForwardMode.IDLE, none, none, none, none, none, [], [], [], dp_step=dp_step)
+
+    @property
+    def num_logit_rows(self) -> int:
+        """Rows of the last hidden states that the head scores: one a drawing request, and each prompt target."""
+        drawing = sum(row is not None for row in self.sampling_rows)
+        return drawing + sum(len(ask.targets) for ask in self.logprob_asks or () if ask is not None)
 
     @property
     def batch_size(self) -> int:

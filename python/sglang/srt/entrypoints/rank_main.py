@@ -44,9 +44,11 @@ def main(argv: list[str]) -> int:
     ranks = _rank_suffix()
     configure_logging(get_observability().log_level, ranks=ranks)
     set_process_title("_".join(["sglang::scheduler", *ranks.split()]))
+    if config.listen is None or config.server is None:
+        raise NotImplementedError("a rank without sockets of its own arrives with the parallel layouts")
     channel = RankChannel(listen=config.listen, server=config.server)
     try:
-        cores = cores_of_rank(config.world_rank, config.world_size)
+        cores = cores_of_rank(config.local_rank, config.ranks_on_host)
         if cores is not None:
             os.sched_setaffinity(0, cores)
         scheduler, info = build_scheduler(config, channel)
@@ -75,8 +77,8 @@ def build_scheduler(config: RankConfig, channel: RankChannel) -> tuple[Scheduler
     init_distributed_environment(
         world_size=config.world_size,
         rank=config.world_rank,
-        local_rank=config.world_rank,
-        address=parallel.dist_init_addr or f"127.0.0.1:{parallel.nccl_port}",
+        local_rank=config.local_rank,
+        address=config.rendezvous.removeprefix("tcp://"),
         timeout_s=parallel.dist_timeout,
     )
     initialize_model_parallel()

@@ -19,16 +19,24 @@ _MAX_FRAME = 64 << 20
 class RankConfig(msgspec.Struct, kw_only=True):
     """The configuration of one rank. `configuration` is the packed record with what resolution declared
     beside it.
+
+    `world_rank` and `world_size` count one replica's world, `local_rank` and `ranks_on_host` the ranks of all
+    worlds on this machine. `rendezvous` is where a world meets: `file:PATH` (one machine) or
+    `tcp://HOST:PORT`. `listen` and `server` are socket addresses of the leader of an attention-TP group; its
+    peers have None and get everything from it.
     """
 
     configuration: bytes
     world_rank: int
     world_size: int
+    local_rank: int
+    ranks_on_host: int
+    rendezvous: str
     dp_rank: int | None = None
     gpu_id: int | None = None
     folder: str
-    listen: str
-    server: str
+    listen: str | None = None
+    server: str | None = None
     heartbeat: str
     parent_pid: int
 

@@ -108,6 +108,22 @@ class GetInternalStateReq(msgspec.Struct, kw_only=True, tag=True):
     call_id: int
 
 
+class GetPlacementReq(msgspec.Struct, kw_only=True, tag=True):
+    """Ask for the live parallel context of every rank behind one leader."""
+
+    call_id: int
+
+
+class DispatchedReq(msgspec.Struct, kw_only=True, tag=True):
+    """How many messages each attention-DP replica has been sent so far, this one not counted.
+
+    Only the leader of replica 0 gets it. It is the one that sleeps when nobody has work, and it must not
+    while a message is on its way to another replica.
+    """
+
+    counts: list[int]
+
+
 class ShutdownReq(msgspec.Struct, kw_only=True, tag=True):
     """Leave the event loop now; whatever still runs is dropped (the server drains before it sends this)."""
 
@@ -144,6 +160,7 @@ class FlushCacheReqOutput(msgspec.Struct, kw_only=True, tag=True):
     call_id: int
     success: bool
     message: str = ""
+    dp_rank: int = 0
 
 
 class GetInternalStateReqOutput(msgspec.Struct, kw_only=True, tag=True):
@@ -151,6 +168,20 @@ class GetInternalStateReqOutput(msgspec.Struct, kw_only=True, tag=True):
 
     call_id: int
     state: dict[str, Any]
+    dp_rank: int = 0
+
+
+class GetPlacementReqOutput(msgspec.Struct, kw_only=True, tag=True):
+    """The ranks of one attention-TP group, in its order.
+
+    An entry of `ranks` is `{"world_rank", "dp_rank", "names": {name: [value, layer]}}`; an entry of
+    `overrides` is one write to the context after publish, with the `world_rank` it happened on.
+    """
+
+    call_id: int
+    ranks: list[dict[str, Any]]
+    overrides: list[dict[str, Any]]
+    dp_rank: int = 0
 
 
 class RankReady(msgspec.Struct, kw_only=True, tag=True):
@@ -165,11 +196,15 @@ class RankReady(msgspec.Struct, kw_only=True, tag=True):
 
 
 class RankFailed(msgspec.Struct, kw_only=True, tag=True):
-    """Last word of a rank: the cause, with its traceback for the server's log."""
+    """Last word of a rank: the cause, with its traceback for the server's log.
+
+    `secondary` says that a collective failed: most likely another rank is the cause, and its word counts.
+    """
 
     world_rank: int
     message: str
     traceback: str
+    secondary: bool = False
 
 
 Message = (
@@ -177,10 +212,13 @@ Message = (
     | AbortReq
     | FlushCacheReqInput
     | GetInternalStateReq
+    | GetPlacementReq
+    | DispatchedReq
     | ShutdownReq
     | BatchTokenIDOutput
     | FlushCacheReqOutput
     | GetInternalStateReqOutput
+    | GetPlacementReqOutput
     | RankReady
     | RankFailed
 )

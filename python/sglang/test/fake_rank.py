@@ -132,6 +132,7 @@ def main() -> int:
     life, config = RankLife.begin(sys.argv)
     record = unpack_configuration(config.configuration, ServerArgs)
     publish(record, role="scheduler", ranks=SpawnRanks(world_rank=config.world_rank))
+    assert config.listen is not None and config.server is not None
     channel = RankChannel(listen=config.listen, server=config.server)
     try:
         model_config = published_model_config()

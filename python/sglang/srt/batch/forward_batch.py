@@ -90,7 +90,7 @@ class ForwardBatch:
 
     @property
     def num_logit_rows(self) -> int:
-        """Rows of the last hidden states that the head scores: one a drawing request, and each prompt target."""
+        """Rows of last hidden states that the head scores: one a drawing request, one a prompt target."""
         drawing = sum(row is not None for row in self.sampling_rows)
         return drawing + sum(len(ask.targets) for ask in self.logprob_asks or () if ask is not None)
 

@@ -16,6 +16,7 @@ import pathlib
 import shutil
 import tempfile
 import threading
+from collections.abc import Sequence
 
 import zmq
 import zmq.asyncio
@@ -127,34 +128,70 @@ def _owner_lives(path: pathlib.Path) -> bool:
 
 
 class ServerChannel:
-    """The server's end: sends to one rank, receives from all. Lives on the event loop that awaits `recv`."""
+    """The server's end: sends to the leaders of all replicas, receives from all. Lives on the event loop
+    that awaits `recv`.
 
-    def __init__(self, folder: SocketFolder, *, world_rank: int = 0) -> None:
+    `leaders` are their addresses, replica by replica: `ipc://` on this host, `tcp://` on another. `bind` is a
+    `tcp://HOST:PORT` on which to receive as well, for leaders that cannot see this host's folder.
+    """
+
+    def __init__(
+        self, folder: SocketFolder, leaders: Sequence[str] | None = None, *, bind: str | None = None
+    ) -> None:
+        addresses = [folder.rank_address(0)] if leaders is None else list(leaders)
+        if not addresses:
+            raise ValueError("leaders: at least one address is needed, got none")
         self._context = zmq.asyncio.Context()
         self._in = self._context.socket(zmq.PULL)
         self._in.setsockopt(zmq.RCVHWM, 0)
-        self._in.bind(folder.server_address)
-        # A plain socket: `send` must work in clean-up code that cannot await.
+        # Plain sockets: `send` must work in clean-up code that cannot await.
         self._out_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
-        self._out = self._out_context.socket(zmq.PUSH)
-        self._out.setsockopt(zmq.SNDHWM, 0)
-        self._out.connect(folder.rank_address(world_rank))
+        self._outs: list[zmq.Socket[bytes]] = []
         # An Engine's user may abort from any thread; a socket bears one thread at a time.
         self._send_lock = threading.Lock()
+        try:
+            self._in.bind(folder.server_address)
+            if bind is not None:
+                _bind_tcp(self._in, bind)
+            for address in addresses:
+                out = self._out_context.socket(zmq.PUSH)
+                self._outs.append(out)
+                out.setsockopt(zmq.SNDHWM, 0)
+                out.connect(address)
+        except BaseException:
+            self.close(linger_ms=0)
+            raise
 
-    def send(self, message: io_struct.Message) -> None:
-        """Queue one message; there is no limit on the queue, so this never waits. Any thread may call it."""
+    @property
+    def num_leaders(self) -> int:
+        return len(self._outs)
+
+    def send(self, message: io_struct.Message, leader: int = 0) -> None:
+        """Queue one message for one leader; there is no limit on the queue, so this never waits. Any thread
+        may call it.
+        """
         with self._send_lock:
-            self._out.send(io_struct.encode(message), zmq.NOBLOCK)
+            self._outs[leader].send(io_struct.encode(message), zmq.NOBLOCK)
 
     async def recv(self) -> io_struct.Message:
         return io_struct.decode(await self._in.recv())
 
     def close(self, *, linger_ms: int = 200) -> None:
-        """Close both sockets; what is still queued (a shutdown) gets `linger_ms` to leave."""
+        """Close all sockets; what is still queued (a shutdown) gets `linger_ms` to leave."""
         self._in.close(linger=0)
-        self._out.close(linger=linger_ms)
+        for out in self._outs:
+            out.close(linger=linger_ms)
         self._context.term()
+
+
+def _bind_tcp(socket: zmq.asyncio.Socket, address: str) -> None:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        raise ValueError(
+            f"cannot receive on {address}: {error.strerror}; another process may hold the port, "
+            "or the host is none of this machine's addresses"
+        ) from error
 
 
 class RankChannel:

@@ -30,6 +30,7 @@ class SinglePrompt(msgspec.Struct, kw_only=True):
     top_logprobs_num: int
     token_ids_logprob: list[int] | None
     namespace: str | None
+    routed_dp_rank: int | None = None
 
 
 def split_request(obj: GenerateReqInput) -> list[SinglePrompt]:
@@ -57,6 +58,7 @@ def split_request(obj: GenerateReqInput) -> list[SinglePrompt]:
                 top_logprobs_num=one("top_logprobs_num", _integer),
                 token_ids_logprob=one("token_ids_logprob", _ids_or_none),
                 namespace=cache_namespace(one("extra_key", _text_or_none), one("cache_salt", _text_or_none)),
+                routed_dp_rank=one("routed_dp_rank", _integer_or_none),
             )
         )
     return singles
@@ -184,6 +186,10 @@ def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise rejected(name, f"must be an integer, got {shown(value)}")
     return value
+
+
+def _integer_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else _integer(name, value)
 
 
 def _text_or_none(name: str, value: Any) -> str | None:

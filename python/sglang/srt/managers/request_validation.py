@@ -23,8 +23,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """What bounds a request: the model, the pool, and the operator's choices. `sampling_defaults` fill what
-    was unsaid.
+    """What bounds a request: the model, the smallest pool of all replicas, and the operator's choices.
+    `sampling_defaults` fill what was unsaid.
     """
 
     context_len: int
@@ -32,6 +32,7 @@ class RequestLimits:
     pool_tokens: int
     allow_auto_truncate: bool = False
     has_tokenizer: bool = True
+    replicas: int = 1
     sampling_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -41,16 +42,13 @@ def check_whole_request(obj: GenerateReqInput) -> None:
         value = getattr(obj, name)
         if not isinstance(value, bool):
             raise rejected(name, f"must be true or false, got {shown(value)}")
-    if obj.routed_dp_rank is not None and (type(obj.routed_dp_rank) is not int or obj.routed_dp_rank != 0):
-        raise rejected(
-            "routed_dp_rank", f"this server has one replica, number 0; got {shown(obj.routed_dp_rank)}"
-        )
     if obj.priority is not None and (type(obj.priority) is not int or obj.priority != 0):
         raise rejected("priority", "request priorities are not supported yet; leave it out")
 
 
 def sampling_of(prompt: SinglePrompt, limits: RequestLimits) -> SamplingParams:
-    """Checked sampling parameters of one prompt; a refusal begins with the field."""
+    """Checked sampling parameters of one prompt, and its place; a refusal begins with the field."""
+    check_replica(prompt.routed_dp_rank, limits.replicas)
     params = SamplingParams.from_request(prompt.sampling, limits.sampling_defaults)
     params.verify_vocabulary(limits.vocab_size)
     if params.stop and not limits.has_tokenizer:
@@ -59,6 +57,15 @@ def sampling_of(prompt: SinglePrompt, limits: RequestLimits) -> SamplingParams:
             "stop strings need a tokenizer; use stop_token_ids, or start without --skip-tokenizer-init",
         )
     return params
+
+
+def check_replica(replica: int | None, replicas: int) -> None:
+    """A stated replica must exist; a server with one has number 0."""
+    if replica is not None and not 0 <= replica < replicas:
+        raise rejected(
+            "routed_dp_rank",
+            f"must satisfy 0 <= routed_dp_rank < {replicas} (the replicas of this server), got {replica}",
+        )
 
 
 def finished_message(
@@ -91,6 +98,7 @@ def finished_message(
         top_logprobs_num=prompt.top_logprobs_num,
         token_ids_logprob=prompt.token_ids_logprob,
         extra_key=prompt.namespace,
+        routed_dp_rank=prompt.routed_dp_rank,
     )
 
 
@@ -149,6 +157,7 @@ def samples_of(
             rid=whole.rid if params.n == 1 else f"{whole.rid}_{i}",
             sampling_params=msgspec.structs.replace(params, sampling_seed=sample_seed(seed, i)),
             stream=stream,
+            parent_rid=None if params.n == 1 else whole.rid,
         )
         for i in range(params.n)
     ]

@@ -8,41 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol, cast
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager
-from sglang.srt.managers.request_control import ControlCalls
+from sglang.srt.managers.request_control import ControlCalls, merged_flush, merged_placement
 from sglang.srt.managers.request_logger import RequestLogger
-from sglang.srt.managers.request_splitting import SinglePrompt, count_sequences, rejected, split_request
+from sglang.srt.managers.request_preparation import RequestPreparer, published_limits
+from sglang.srt.managers.request_splitting import count_sequences, rejected
 from sglang.srt.managers.request_state import AnswerBuilder, CallState, SampleState
-from sglang.srt.managers.request_validation import (
-    RequestLimits,
-    check_whole_request,
-    finished_message,
-    samples_of,
-    sampling_of,
-)
+from sglang.srt.managers.request_validation import check_whole_request
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.runtime_context import get_device, get_observability, get_serving
+from sglang.srt.runtime_context import get_observability, get_serving
 from sglang.srt.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-#: Texts longer than this (characters, all prompts of a call) are tokenized on a thread, beside the event
-#: loop.
-LONG_TEXT = 4000
 
 IsDisconnected = Callable[[], Awaitable[bool]]
 
 
 class Channel(Protocol):
-    """The wire to the scheduler."""
+    """The wire to the schedulers: `ServerChannel`, or the controller in front of several replicas."""
 
     def send(self, message: io_struct.Message) -> None: ...
 
@@ -71,16 +61,8 @@ class TokenizerManager:
         self.tokenizer = tokenizer
         self.rank_info = rank_info
         self.served_model_name = cast(str, self._serving.served_model_name)  # resolution gave it a name
-        self.limits = RequestLimits(
-            context_len=rank_info.get("context_len", model_config.context_len),
-            vocab_size=rank_info.get("vocab_size", model_config.vocab_size),
-            pool_tokens=rank_info["max_total_num_tokens"],
-            allow_auto_truncate=self._serving.allow_auto_truncate,
-            has_tokenizer=tokenizer is not None,
-            sampling_defaults=(
-                model_config.generation_defaults if self._serving.sampling_defaults == "model" else {}
-            ),
-        )
+        self.limits = published_limits(model_config, rank_info, has_tokenizer=tokenizer is not None)
+        self._preparer = RequestPreparer(tokenizer=tokenizer, limits=self.limits)
         self._channel = channel
         self._on_broken = on_broken
         self._detokenizer = DetokenizerManager(tokenizer)
@@ -89,8 +71,7 @@ class TokenizerManager:
         #: the new one.
         self._leaving: set[str] = set()
         self._calls: set[CallState] = set()
-        self._control = ControlCalls(channel.send)
-        self._seeds = random.Random(get_device().random_seed)
+        self._control = ControlCalls(channel.send, self.limits.replicas)
         self._closed_because: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._log = RequestLogger(
@@ -170,51 +151,17 @@ class TokenizerManager:
             self._close(call)
 
     async def _prepare(self, obj: GenerateReqInput) -> list[io_struct.TokenizedGenerateReqInput]:
-        """Everything that can refuse a request, and the messages it becomes: prompt by prompt, n samples
-        each.
-        """
+        """Everything that can refuse a request, and the messages it becomes."""
         self._refuse_when_closed()
         check_whole_request(obj)
         self._detokenizer.check_room(count_sequences(obj))  # before anything of that size is built
-        prompts = split_request(obj)
-        try:
-            sampling = [sampling_of(prompt, self.limits) for prompt in prompts]
-            all_ids = await self._tokenize(prompts)
-            whole = [
-                finished_message(prompt, ids, params, self.limits)
-                for prompt, ids, params in zip(prompts, all_ids, sampling)
-            ]
-        except ValueError as error:
-            text = str(error)
-            field, colon, _ = text.partition(":")
-            field = field.partition("[")[0]  # logit_bias[5]
-            raise RequestRejected(text, param=field if colon and field.isidentifier() else None) from error
-        messages = [
-            sample
-            for message in whole
-            for sample in samples_of(message, stream=obj.stream, fresh_seed=self._seeds.getrandbits(63))
-        ]
+        messages = await self._preparer.messages(obj)
         self._refuse_when_closed()
         return messages
 
     def _refuse_when_closed(self) -> None:
         if self._closed_because is not None:
             raise RequestRejected(self._closed_because, status_code=503, err_type="ServiceUnavailableError")
-
-    async def _tokenize(self, prompts: list[SinglePrompt]) -> list[list[int]]:
-        texts = [prompt.text for prompt in prompts if prompt.text is not None]
-        if not texts:
-            return [prompt.input_ids or [] for prompt in prompts]
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            raise rejected("text", "the server runs with --skip-tokenizer-init; send input_ids")
-
-        def encode() -> list[list[int]]:
-            return [tokenizer.encode(text) for text in texts]
-
-        if sum(map(len, texts)) > LONG_TEXT:
-            return await asyncio.to_thread(encode)
-        return encode()
 
     def _open(self, obj: GenerateReqInput, messages: list[io_struct.TokenizedGenerateReqInput]) -> CallState:
         """Register and send, in one go: no other call can take the same rids in between."""
@@ -281,18 +228,26 @@ class TokenizerManager:
             self._channel.send(io_struct.AbortReq(rid=rid, abort_all=abort_all))
 
     async def flush_cache(self, timeout_s: float = 0.0) -> io_struct.FlushCacheReqOutput:
-        """Drop the prefix cache; with a timeout, wait so long for running requests to end."""
+        """Drop the prefix cache of every replica; with a timeout, wait so long for running requests to
+        end.
+        """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            answer = await self._control.ask(lambda call_id: io_struct.FlushCacheReqInput(call_id=call_id))
+            answers = await self._control.ask(lambda call_id: io_struct.FlushCacheReqInput(call_id=call_id))
+            answer = merged_flush(answers)
             if answer.success or asyncio.get_running_loop().time() >= deadline:
                 return answer
             await asyncio.sleep(0.05)
 
     async def get_internal_state(self) -> list[dict[str, Any]]:
         """The schedulers' counters, one entry per replica."""
-        answer = await self._control.ask(lambda call_id: io_struct.GetInternalStateReq(call_id=call_id))
-        return [answer.state]
+        answers = await self._control.ask(lambda call_id: io_struct.GetInternalStateReq(call_id=call_id))
+        return [answer.state for answer in answers]
+
+    async def get_placement(self) -> dict[str, list[dict[str, Any]]]:
+        """The live parallel context of every rank, and what was written to it after publish."""
+        answers = await self._control.ask(lambda call_id: io_struct.GetPlacementReq(call_id=call_id))
+        return merged_placement(answers)
 
     # --- what comes back ---
 
@@ -312,7 +267,11 @@ class TokenizerManager:
             case io_struct.BatchTokenIDOutput():
                 for output in message.outputs:
                     self._take(output, message.dp_rank)
-            case io_struct.FlushCacheReqOutput() | io_struct.GetInternalStateReqOutput():
+            case (
+                io_struct.FlushCacheReqOutput()
+                | io_struct.GetInternalStateReqOutput()
+                | io_struct.GetPlacementReqOutput()
+            ):
                 self._control.answer(message)
             case _:
                 raise RuntimeError(f"a {type(message).__name__} is not meant for the tokenizer manager")

@@ -33,7 +33,7 @@ class GenerateReqInput(msgspec.Struct, kw_only=True):
     priority: int | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
-    routed_dp_rank: int | None = None
+    routed_dp_rank: int | list[int] | None = None
     no_logs: bool = False
 
     @property

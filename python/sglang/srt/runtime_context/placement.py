@@ -1,0 +1,84 @@
+"""Owns how the live placement of one rank is written down: every name with its value and the layer that
+answered it.
+
+Read by the ranks when /placement asks, and by `Engine.placement`. Plain values only, ready for JSON. It must
+not import torch, build a group or change anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.runtime_context.context import RuntimeContext
+from sglang.srt.runtime_context.parallel import ParallelContext, parallel_fields
+
+__all__ = ["override_log_of", "placement_of"]
+
+#: A computed name -> the name whose value it is at the moment, which is the one whose layer counts.
+COMPUTED_FROM: dict[str, Callable[[ParallelContext], str]] = {
+    "max_world_size": lambda p: "launch_world_size" if p.max_ep_size is None else "max_ep_size",
+    "attn_dcp_rank": lambda p: "dcp_rank" if p.dcp_enabled else "dcp_enabled",
+}
+
+
+def placement_of(context: RuntimeContext) -> dict[str, list[Any]]:
+    """Name -> [value, layer] for every parallel name that can be answered now; the others are left out.
+
+    A group is shown as the world ranks of its members, None where a scope states that there is none. The
+    layer is scope, stamp, published or live.
+    """
+    parallel = context.parallel
+    placement: dict[str, list[Any]] = {}
+    for name in sorted(parallel_fields()):
+        if not parallel.readable_now(name):
+            continue
+        try:
+            value = getattr(parallel, name)
+            layer = _layer_of(parallel, name)
+        except (AssertionError, RuntimeError, ValueError):
+            continue  # not published, or its group is not built
+        placement[name] = [_shown(name, value), layer]
+    return placement
+
+
+def override_log_of(context: RuntimeContext) -> list[dict[str, Any]]:
+    """Every leaf replaced since publish, in order, as plain dicts; secret values stay hidden."""
+    return [
+        {
+            "source": entry.source,
+            "namespace": entry.namespace,
+            "name": entry.name,
+            "before": _logged(entry.name, entry.before),
+            "after": _logged(entry.name, entry.after),
+        }
+        for entry in context.overrides_log()
+    ]
+
+
+def _layer_of(parallel: ParallelContext, name: str) -> str:
+    layer = parallel.answered_by(name)
+    return layer if layer != "computed" else parallel.answered_by(COMPUTED_FROM[name](parallel))
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name.endswith("_group") and value is not None:
+        return [int(rank) for rank in value.ranks]
+    return _plain(value)
+
+
+def _logged(name: str, value: Any) -> Any:
+    leaf = LEAVES.get(name)
+    return "***" if leaf is not None and leaf.arg.secret and value is not None else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """What msgpack and JSON carry as it is; anything else as text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return repr(value)

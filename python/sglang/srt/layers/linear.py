@@ -17,6 +17,7 @@ from sglang.srt.distributed.communication_op import (
     attention_tensor_parallel_all_reduce,
     tensor_model_parallel_all_reduce,
 )
+from sglang.srt.layers.head_share import AxisShare, HeadShare
 from sglang.srt.layers.parameter import LoadableParameter, Place
 from sglang.srt.layers.quantization.base_config import LinearMethod
 from sglang.srt.runtime_context import get_parallel
@@ -33,10 +34,11 @@ def axis_place(axis: Axis) -> tuple[int, int]:
 
 
 class ColumnParallelLinear(nn.Module):
-    """Output features cut over ranks: x [rows, in] -> [rows, out / width].
+    """Output features cut over ranks: x [rows, in] -> [rows, this rank's features].
 
     `outputs` lists the checkpoint tensors (name without `.weight`, output features) that lie one after
-    another in the fused weight, each cut on its own.
+    another in the fused weight, each cut on its own: into equal parts, padded with zeros where they do not
+    divide, or as `shares` says.
     """
 
     def __init__(
@@ -48,18 +50,20 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype,
         bias: bool = False,
         axis: Axis = "tp",
+        shares: Sequence[AxisShare] | None = None,
     ) -> None:
         super().__init__()
-        rank, width = axis_place(axis)
         self.method = method
+        if shares is None:
+            rank, width = axis_place(axis)
+            shares = [AxisShare.even(features, rank, width) for _, features in outputs]
         weights: list[Place] = []
         biases: list[Place] = []
         start = 0
-        for name, features in outputs:
-            cut = {"dim": 0, "rank": rank, "size": width, "start": start}
-            weights.append(Place.shard(f"{name}.weight", (features, in_features), **cut))
-            biases.append(Place.shard(f"{name}.bias", (features,), **cut))
-            start += weights[-1].length
+        for (name, features), share in zip(outputs, shares, strict=True):
+            weights.append(Place(f"{name}.weight", (features, in_features), 0, start, share))
+            biases.append(Place(f"{name}.bias", (features,), 0, start, share))
+            start += share.room
         self.out_features = start
         method.create_weights(self, (start, in_features), weights, dtype)
         self.bias = LoadableParameter(torch.empty(start, dtype=dtype), biases) if bias else None
@@ -87,7 +91,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 
 class QKVParallelLinear(ColumnParallelLinear):
     """Query, key and value projection in one weight: the output is [q heads | k heads | v heads] of this
-    rank.
+    rank, padding heads included. `heads` says which heads of the model these are.
     """
 
     def __init__(
@@ -102,23 +106,30 @@ class QKVParallelLinear(ColumnParallelLinear):
         dtype: torch.dtype,
         bias: bool = False,
     ) -> None:
-        _, width = axis_place("attn_tp")
-        if num_heads % width or num_kv_heads % width:
-            raise ValueError(
-                f"{prefix}: {num_heads} query and {num_kv_heads} key/value heads do not divide by the "
-                f"attention tensor-parallel width {width}; choose a width that divides both"
-            )
-        self_heads = (num_heads, num_kv_heads, num_kv_heads)
-        outputs = [
-            (f"{prefix}.{part}_proj", heads * head_dim) for part, heads in zip("qkv", self_heads, strict=True)
-        ]
-        super().__init__(in_features, outputs, method=method, dtype=dtype, bias=bias, axis="attn_tp")
-        self.num_heads = num_heads // width
-        self.num_kv_heads = num_kv_heads // width
+        rank, width = axis_place("attn_tp")
+        heads = HeadShare.of(num_heads, num_kv_heads, width, rank)
+        counts = (num_heads, num_kv_heads, num_kv_heads)
+        super().__init__(
+            in_features,
+            [(f"{prefix}.{part}_proj", count * head_dim) for part, count in zip("qkv", counts, strict=True)],
+            method=method,
+            dtype=dtype,
+            bias=bias,
+            axis="attn_tp",
+            shares=[share.times(head_dim) for share in (heads.q, heads.kv, heads.kv)],
+        )
+        self.heads = heads
+        self.num_heads = heads.q.room
+        self.num_kv_heads = heads.kv.room
 
 
 class RowParallelLinear(nn.Module):
-    """Input features cut over ranks: x [rows, in / width] -> [rows, out], summed over the group."""
+    """Input features cut over ranks: x [rows, this rank's features] -> [rows, out], summed over the group.
+
+    The features are cut into equal parts, or as `share` says where the layer before is cut otherwise. With
+    `reduce_results` off the partial sum comes back and the caller sums over the axis; rank 0 of the axis has
+    added the bias.
+    """
 
     def __init__(
         self,
@@ -130,19 +141,23 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype,
         bias: bool = False,
         axis: Axis = "tp",
+        share: AxisShare | None = None,
+        reduce_results: bool = True,
     ) -> None:
         super().__init__()
-        rank, self.width = axis_place(axis)
+        self.rank, self.width = axis_place(axis)
         self.method = method
         self.axis = axis
-        place = Place.shard(f"{name}.weight", (out_features, in_features), dim=1, rank=rank, size=self.width)
-        method.create_weights(self, (out_features, place.length), [place], dtype)
+        self.reduce_results = reduce_results
+        share = AxisShare.even(in_features, self.rank, self.width) if share is None else share
+        place = Place(f"{name}.weight", (out_features, in_features), 1, 0, share)
+        method.create_weights(self, (out_features, share.room), [place], dtype)
         full = [Place.full(f"{name}.bias", (out_features,))]
         self.bias = LoadableParameter(torch.empty(out_features, dtype=dtype), full) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.width == 1:
-            return self.method.apply(self, x, self.bias)
+        if self.width == 1 or not self.reduce_results:
+            return self.method.apply(self, x, self.bias if self.rank == 0 else None)
         partial = self.method.apply(self, x, None)
         if self.axis == "tp":
             out = tensor_model_parallel_all_reduce(partial)

@@ -10,9 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
+
+from sglang.srt.layers.head_share import AxisShare
+
+
+class LoadPart(Protocol):
+    """Reads and converts `length` places of dimension `dim` from `start` on; by default the whole tensor."""
+
+    def __call__(
+        self, dtype: torch.dtype, /, dim: int = 0, start: int = 0, length: int | None = None
+    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,58 +31,84 @@ class WeightItem:
     """One tensor of a checkpoint, not read yet.
 
     `name` is the Hugging Face name whatever the file format is, `file` is what an error names, and
-    `load(dtype)` reads and converts the whole tensor; `nbytes` is its size in the file, for the progress bar.
+    `load(dtype, dim, start, length)` reads only that part. `nbytes` is the size of the whole tensor in the
+    file; `block` values of the last dimension are packed together and can only be read together.
     """
 
     name: str
     file: str
     shape: tuple[int, ...]
-    load: Callable[[torch.dtype], torch.Tensor]
+    load: LoadPart
     nbytes: int
+    block: int = 1
+
+    def part_nbytes(self, dim: int, start: int, length: int) -> int:
+        """Bytes of the file that reading a part takes: whole blocks."""
+        if length == 0:
+            return 0
+        if dim == len(self.shape) - 1:
+            first, last = start // self.block, -(-(start + length) // self.block)
+            length = (last - first) * self.block
+        return self.nbytes * length // self.shape[dim]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one checkpoint tensor lies in a parameter: rows `start : start + length` of the parameter's
-    dimension `dim` hold the tensor's `source_start : source_start + length` of the same dimension.
+    """Where one checkpoint tensor lies in a parameter: rows `start : start + share.room` of the parameter's
+    dimension `dim` belong to it; the first `share.length` of them hold the tensor's rows from `share.start`
+    on, the rest are zeros.
 
-    `source_shape` is the shape of the whole tensor in the file. A full tensor has `source_start` 0 and covers
-    everything.
+    `source_shape` is the shape of the whole tensor in the file.
     """
 
     name: str
     source_shape: tuple[int, ...]
     dim: int
     start: int
-    source_start: int
-    length: int
+    share: AxisShare
 
     @classmethod
     def full(cls, name: str, shape: tuple[int, ...]) -> Place:
         """Every rank holds the whole tensor."""
-        return cls(name, shape, 0, 0, 0, shape[0])
+        return cls(name, shape, 0, 0, AxisShare.whole(shape[0]))
 
     @classmethod
     def shard(
         cls, name: str, shape: tuple[int, ...], *, dim: int, rank: int, size: int, start: int = 0
     ) -> Place:
-        """Rank `rank` of `size` holds an equal slice along `dim`; a fused parameter puts it at `start`.
+        """Rank `rank` of `size` holds an equal slice along `dim`, rounded up; a fused parameter puts it at
+        `start`.
 
         Column shards (output features) cut dimension 0 of a weight [out, in], row shards (input features)
         dimension 1.
         """
-        if shape[dim] % size:
-            raise ValueError(
-                f"{name}: dimension {dim} of {tuple(shape)} does not divide by the tensor-parallel width "
-                f"{size}; choose a width that divides {shape[dim]}"
-            )
-        length = shape[dim] // size
-        return cls(name, shape, dim, start, rank * length, length)
+        return cls(name, shape, dim, start, AxisShare.even(shape[dim], rank, size))
 
-    def copy_into(self, parameter: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy this rank's slice of `source` to its rows of `parameter`."""
-        piece = source.narrow(self.dim, self.source_start, self.length)
-        parameter.narrow(self.dim, self.start, self.length).copy_(piece)
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of what this rank reads."""
+        return (*self.source_shape[: self.dim], self.share.length, *self.source_shape[self.dim + 1 :])
+
+    @property
+    def is_whole(self) -> bool:
+        return self.share.length == self.source_shape[self.dim]
+
+    def fill(self, parameter: torch.Tensor, part: torch.Tensor | None) -> None:
+        """Copy what this rank read to its rows of `parameter`, and zeros to the padding behind it."""
+        share = self.share
+        if part is not None:
+            parameter.narrow(self.dim, self.start, share.length).copy_(part)
+        if share.padding:
+            parameter.narrow(self.dim, self.start + share.length, share.padding).zero_()
+
+
+def bytes_to_read(parameters: Iterable[nn.Parameter], items: Iterable[WeightItem]) -> dict[str, int]:
+    """How many bytes of each item these parameters make this rank read; a part wanted twice is read once."""
+    parts: dict[str, set[tuple[int, int, int]]] = {}
+    for parameter in parameters:
+        for place in getattr(parameter, "places", ()):
+            parts.setdefault(place.name, set()).add((place.dim, place.share.start, place.share.length))
+    return {item.name: sum(item.part_nbytes(*part) for part in parts.get(item.name, ())) for item in items}
 
 
 class LoadableParameter(nn.Parameter):
@@ -103,8 +140,11 @@ def _assert_places_tile(parameter: LoadableParameter) -> None:
         assert list(parameter.shape) == shape, (
             f"{place.name}: {tuple(parameter.shape)} cannot hold {place.source_shape}"
         )
+        assert place.share.end <= place.source_shape[place.dim] and place.share.padding >= 0, (
+            f"{place.name}: {place.share} does not lie in {place.source_shape}"
+        )
         assert place.start == position, f"{place.name} starts at {place.start}, expected {position}"
-        position += place.length
+        position += place.share.room
     dim = parameter.places[0].dim
     assert position == parameter.shape[dim], (
         f"{parameter.places[-1].name} ends at {position} of {parameter.shape[dim]}"
@@ -114,15 +154,16 @@ def _assert_places_tile(parameter: LoadableParameter) -> None:
 class WeightLedger:
     """Counts what a model still wants: each place is filled exactly once, by a tensor of exactly its shape.
 
-    `spare` names tensors that a checkpoint may carry although nothing holds them (the copy of a tied head),
-    with the shape they must have. All complaints are `ValueError`s that name the tensor, the file and both
-    shapes.
+    A tensor may fill several parameters (a tied table and a head that is cut differently); each reads its own
+    part. `spare` names tensors that a checkpoint may carry although nothing holds them (the copy of a tied
+    head), with the shape they must have. All complaints are `ValueError`s that name the tensor, the file and
+    both shapes.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, spare: dict[str, tuple[int, ...]] | None = None
     ) -> None:
-        self._wanted: dict[str, tuple[LoadableParameter, Place]] = {}
+        self._wanted: dict[str, list[tuple[LoadableParameter, Place]]] = {}
         self._open: dict[int, int] = {}  # id of a parameter -> places not filled yet
         self._filled: dict[str, str] = {}  # tensor -> file that filled it
         self._spare = dict(spare or {})
@@ -134,8 +175,12 @@ class WeightLedger:
                 )
             self._open[id(parameter)] = len(parameter.places)
             for place in parameter.places:
-                assert place.name not in self._wanted, f"{place.name} has two places"
-                self._wanted[place.name] = (parameter, place)
+                takers = self._wanted.setdefault(place.name, [])
+                assert all(other is not parameter for other, _ in takers), f"{place.name} has two places"
+                assert all(other.source_shape == place.source_shape for _, other in takers), (
+                    f"{place.name} is wanted in two shapes"
+                )
+                takers.append((parameter, place))
 
     def fill_all(self, items: Iterable[WeightItem]) -> None:
         """Take every item, then insist that nothing is missing."""
@@ -145,7 +190,7 @@ class WeightLedger:
         self.assert_complete()
 
     def fill(self, item: WeightItem) -> None:
-        """Check the item's name and shape before its bytes are read, then copy it to its place."""
+        """Check the item's name and shape before its bytes are read, then copy each taker's part of it."""
         if item.name in self._spare:
             self._check_shape(item, self._spare[item.name])
             return
@@ -159,23 +204,24 @@ class WeightLedger:
                 f"tensor {item.name} in {item.file}, shape {tuple(item.shape)}: it was already loaded from "
                 f"{self._filled[item.name]}; a checkpoint must hold each tensor once"
             )
-        parameter, place = self._wanted[item.name]
-        self._check_shape(item, place.source_shape)
-        source = item.load(parameter.dtype)
-        if tuple(source.shape) != place.source_shape:
-            raise ValueError(
-                f"tensor {item.name} in {item.file}: read as shape {tuple(source.shape)}, "
-                f"its header says {tuple(item.shape)}, the model needs {place.source_shape}"
-            )
-        place.copy_into(parameter.data, source)
+        takers = self._wanted[item.name]
+        self._check_shape(item, takers[0][1].source_shape)
+        parts: dict[tuple[torch.dtype, int, AxisShare], torch.Tensor | None] = {}
+        for parameter, place in takers:
+            key = (parameter.dtype, place.dim, place.share)
+            if key not in parts:
+                parts[key] = _read(item, place, parameter.dtype)
+            place.fill(parameter.data, parts[key])
         self._filled[item.name] = item.file
-        self._open[id(parameter)] -= 1
-        if self._open[id(parameter)] == 0 and parameter.on_filled is not None:
-            parameter.on_filled()
+        parts.clear()
+        for parameter, _ in takers:
+            self._open[id(parameter)] -= 1
+            if self._open[id(parameter)] == 0 and parameter.on_filled is not None:
+                parameter.on_filled()
 
     def missing(self) -> Iterator[Place]:
-        """The places that no tensor has filled."""
-        return (place for name, (_, place) in self._wanted.items() if name not in self._filled)
+        """The places that no tensor has filled, one for each tensor."""
+        return (takers[0][1] for name, takers in self._wanted.items() if name not in self._filled)
 
     def assert_complete(self) -> None:
         """Raise unless every place is filled."""
@@ -196,3 +242,17 @@ class WeightLedger:
                 f"tensor {item.name} in {item.file} has shape {tuple(item.shape)}, "
                 f"the model needs {tuple(expected)}"
             )
+
+
+def _read(item: WeightItem, place: Place, dtype: torch.dtype) -> torch.Tensor | None:
+    """The part of a tensor that a place wants, checked against what was asked; None if it wants no row."""
+    share = place.share
+    if share.length == 0:
+        return None
+    source = item.load(dtype) if place.is_whole else item.load(dtype, place.dim, share.start, share.length)
+    if tuple(source.shape) != place.part_shape:
+        raise ValueError(
+            f"tensor {item.name} in {item.file}: read as shape {tuple(source.shape)}, "
+            f"its header says {tuple(item.shape)}, the model needs {place.part_shape}"
+        )
+    return source

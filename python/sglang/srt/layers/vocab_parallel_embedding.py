@@ -1,7 +1,8 @@
 """Owns the two ends of the vocabulary: the embedding table and the head that scores every token.
 
 Read by models and the logits processor. The table stays row-major because rows are looked up in it; the
-head's stored form belongs to its linear method. A tied head reads the table and has no tensor of its own.
+head's stored form belongs to its linear method. A tied head that is cut like the table has no weight of its
+own. Where the vocabulary does not divide, shares are padded; no padded id is looked up, scored or listed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from sglang.srt.distributed.communication_op import (
+    attention_tensor_parallel_all_gather,
     attention_tensor_parallel_all_reduce,
     tensor_model_parallel_all_gather,
 )
-from sglang.srt.layers.linear import axis_place
+from sglang.srt.layers.linear import Axis, axis_place
 from sglang.srt.layers.parameter import LoadableParameter, Place
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
@@ -24,10 +26,13 @@ class VocabParallelEmbedding(nn.Module):
 
     def __init__(self, name: str, vocab_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__()
-        rank, self.width = axis_place("attn_tp")
-        place = Place.shard(f"{name}.weight", (vocab_size, hidden_size), dim=0, rank=rank, size=self.width)
-        self.first_id = place.source_start
-        self.weight = LoadableParameter(torch.empty(place.length, hidden_size, dtype=dtype), [place])
+        self.rank, self.width = axis_place("attn_tp")
+        self.tensor_name = f"{name}.weight"
+        place = Place.shard(
+            self.tensor_name, (vocab_size, hidden_size), dim=0, rank=self.rank, size=self.width
+        )
+        self.first_id = place.share.start
+        self.weight = LoadableParameter(torch.empty(place.share.room, hidden_size, dtype=dtype), [place])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.width == 1:
@@ -39,7 +44,12 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(nn.Module):
-    """hidden [rows, hidden] -> float32 logits [rows, vocab]; the vocabulary is cut over the TP group."""
+    """hidden [rows, hidden] -> float32 logits [rows, vocab]; the vocabulary is cut over the group of `axis`,
+    whose ranks must all bring the same rows.
+
+    A tied head shares the table of the embedding if both are cut alike; else it holds its own part of the
+    same checkpoint tensor.
+    """
 
     def __init__(
         self,
@@ -49,26 +59,28 @@ class ParallelLMHead(nn.Module):
         *,
         dtype: torch.dtype,
         tied_to: VocabParallelEmbedding | None = None,
+        axis: Axis = "tp",
     ) -> None:
         super().__init__()
-        rank, self.width = axis_place("tp")
+        rank, self.width = axis_place(axis)
+        self.axis = axis
         self.vocab_size = vocab_size
         self.method = UnquantizedLinearMethod()
-        if tied_to is None:
-            place = Place.shard(
-                f"{name}.weight", (vocab_size, hidden_size), dim=0, rank=rank, size=self.width
-            )
-            self.method.create_weights(self, (place.length, hidden_size), [place], dtype)
+        if tied_to is not None and (rank, self.width) == (tied_to.rank, tied_to.width):
+            self.stored = None
+            table = tied_to.weight
+            table.on_filled = lambda: self.method.pack_shared(self, table.data)
             return
-        if self.width != tied_to.width:
-            raise ValueError(
-                f"{name}: a tied head of width {self.width} cannot read an embedding of width "
-                f"{tied_to.width}; serve this model without attention data parallelism"
-            )
-        self.stored = None
-        table = tied_to.weight
-        table.on_filled = lambda: self.method.pack_shared(self, table.data)
+        tensor_name = f"{name}.weight" if tied_to is None else tied_to.tensor_name
+        place = Place.shard(tensor_name, (vocab_size, hidden_size), dim=0, rank=rank, size=self.width)
+        self.method.create_weights(self, (place.share.room, hidden_size), [place], dtype)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.method.apply(self, hidden, None).float()
-        return logits if self.width == 1 else tensor_model_parallel_all_gather(logits, dim=-1)
+        if self.width == 1:
+            return logits
+        if self.axis == "tp":
+            logits = tensor_model_parallel_all_gather(logits, dim=-1)
+        else:
+            logits = attention_tensor_parallel_all_gather(logits, dim=-1)
+        return logits[:, : self.vocab_size]

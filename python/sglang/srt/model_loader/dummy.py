@@ -1,7 +1,8 @@
 """Random weights for a model that has a config and no files.
 
 Owns the names and shapes of a checkpoint of each served architecture, and the seed of every tensor. Read by
-the loader (`--load-format dummy`). It must not depend on the order in which tensors are asked for.
+the loader (`--load-format dummy`). It must not depend on the order in which tensors are asked for, nor on how
+they are cut: a rank's part equals that part of the whole.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from sglang.srt.layers.parameter import WeightItem
 
 # The usual width of freshly made weights: activations stay finite through any number of layers.
 _STD = 0.02
+# Rows that are drawn from one seed: a part of a large tensor needs no more than the chunks that it touches.
+_CHUNK_ROWS = 1024
 
 
 def dummy_weights(model_config: ModelConfig, dtype: torch.dtype) -> list[WeightItem]:
@@ -67,11 +70,35 @@ def checkpoint_shapes(model_config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _values(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _values(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    dim: int = 0,
+    start: int = 0,
+    length: int | None = None,
+) -> torch.Tensor:
+    length = shape[dim] - start if length is None else length
+    part = (*shape[:dim], length, *shape[dim + 1 :])
     if name.endswith("norm.weight"):
-        return torch.ones(shape, dtype=dtype)
+        return torch.ones(part, dtype=dtype)
     if name.endswith(".bias"):
-        return torch.zeros(shape, dtype=dtype)
-    # Seeded by name: every rank of a layout, and every dtype, sees the same model.
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    return (torch.randn(shape, generator=generator) * _STD).to(dtype)
+        return torch.zeros(part, dtype=dtype)
+    out = torch.empty(part, dtype=dtype)
+    first, last = (start, start + length) if dim == 0 else (0, shape[0])
+    for begin in range(first // _CHUNK_ROWS * _CHUNK_ROWS, last, _CHUNK_ROWS):
+        rows = _random_rows(name, shape, begin)
+        kept = slice(max(first - begin, 0), min(last - begin, len(rows)))
+        rows = rows[kept] if dim == 0 else rows.narrow(dim, start, length)
+        offset = max(begin - first, 0)
+        out[offset : offset + len(rows)].copy_(rows)
+    return out
+
+
+def _random_rows(name: str, shape: tuple[int, ...], begin: int) -> torch.Tensor:
+    """The chunk of rows from `begin` on. Seeded by name and place: every rank of a layout, and every dtype,
+    sees the same model.
+    """
+    seed = zlib.crc32(f"{name}:{begin}".encode()) if begin else zlib.crc32(name.encode())
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(min(_CHUNK_ROWS, shape[0] - begin), *shape[1:], generator=generator) * _STD

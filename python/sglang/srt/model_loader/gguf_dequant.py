@@ -23,9 +23,17 @@ _CHUNK_VALUES = 1 << 16
 
 
 def dequantize(
-    data: memoryview, kind: GGMLType, shape: tuple[int, ...], dtype: torch.dtype, what: str
+    data: memoryview,
+    kind: GGMLType,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    what: str,
+    columns: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """The tensor of `shape` packed in `data`, decoded in float32 and then rounded once to `dtype`."""
+    """The tensor of `shape` packed in `data`, decoded in float32 and then rounded once to `dtype`.
+
+    `columns` (start, length) keeps a part of the last dimension: only the blocks that hold it are decoded.
+    """
     decode = DECODERS.get(kind.name)
     if decode is None:
         raise ValueError(f"{what} is stored as {kind.name}, which is not read; known: {', '.join(DECODERS)}")
@@ -34,6 +42,8 @@ def dequantize(
         raise ValueError(
             f"{what} of shape {list(shape)} needs {kind.nbytes(values)} bytes, it has {len(data)}"
         )
+    if columns is not None:
+        return _dequantize_columns(data, kind, shape, dtype, *columns)
     out = torch.empty(shape, dtype=dtype)
     flat = out.view(-1)
     blocks = np.frombuffer(data, dtype=np.uint8).reshape(-1, kind.block_bytes)
@@ -42,6 +52,24 @@ def dequantize(
         chunk = torch.from_numpy(decode(blocks[start : start + step])).view(-1)
         begin = start * kind.block_elements
         flat[begin : begin + chunk.numel()].copy_(chunk)
+    return out
+
+
+def _dequantize_columns(
+    data: memoryview, kind: GGMLType, shape: tuple[int, ...], dtype: torch.dtype, start: int, length: int
+) -> torch.Tensor:
+    """Columns `start : start + length` of every row, out of whole blocks."""
+    out = torch.empty(*shape[:-1], length, dtype=dtype)
+    flat = out.view(-1, length)
+    size = kind.block_elements
+    first, last = start // size, -(-(start + length) // size)
+    blocks = np.frombuffer(data, dtype=np.uint8).reshape(len(flat), -1, kind.block_bytes)[:, first:last]
+    inside = start - first * size
+    step = max(1, _CHUNK_VALUES // ((last - first) * size))
+    for row in range(0, len(flat), step):
+        part = np.ascontiguousarray(blocks[row : row + step])
+        chunk = torch.from_numpy(DECODERS[kind.name](part.reshape(-1, kind.block_bytes)))
+        flat[row : row + step].copy_(chunk.view(len(part), -1)[:, inside : inside + length])
     return out
 
 

@@ -7,6 +7,7 @@ It must not parse the header (`configs/gguf_header.py`) or decode blocks (`gguf_
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
@@ -39,7 +40,14 @@ def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
             )
         load = functools.partial(_load, header, tensor, _shuffled_heads(name, model_config))
         items.append(
-            WeightItem(name=name, file=str(header.path), shape=tensor.shape, load=load, nbytes=tensor.nbytes)
+            WeightItem(
+                name=name,
+                file=str(header.path),
+                shape=tensor.shape,
+                load=load,
+                nbytes=tensor.nbytes,
+                block=tensor.type.block_elements,
+            )
         )
     header.prefetch()
     return items
@@ -54,14 +62,39 @@ def _shuffled_heads(name: str, model_config: ModelConfig) -> int | None:
     return model_config.num_kv_heads if ".self_attn.k_proj." in name else None
 
 
-def _load(header: GGUFHeader, tensor: GGUFTensorInfo, heads: int | None, dtype: torch.dtype) -> torch.Tensor:
+def _load(
+    header: GGUFHeader,
+    tensor: GGUFTensorInfo,
+    heads: int | None,
+    dtype: torch.dtype,
+    dim: int = 0,
+    start: int = 0,
+    length: int | None = None,
+) -> torch.Tensor:
+    """A part of a tensor, in the order of rows that the model wants: whole rows are cut out of the file, and
+    of the last dimension only the blocks that hold it are decoded.
+    """
     what = f"{header.path}: tensor {tensor.name!r}"
-    weight = dequantize(header.data(tensor), tensor.type, tensor.shape, dtype, what)
-    if heads is None:
-        return weight
-    rows = tensor.shape[0]
-    if rows % (2 * heads):
-        raise ValueError(f"{what} has {rows} rows, which are not {heads} heads of an even size")
-    # Within a head the file alternates rows of the two rotary halves: [heads, half, 2, ...] -> [heads, 2,
-    # half, ...]
-    return weight.view(heads, rows // heads // 2, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+    shape = tensor.shape
+    length = shape[dim] - start if length is None else length
+    if heads is not None and shape[0] % (2 * heads):
+        raise ValueError(f"{what} has {shape[0]} rows, which are not {heads} heads of an even size")
+    if dim not in (0, len(shape) - 1):
+        raise ValueError(f"{what} of shape {list(shape)} cannot be cut along dimension {dim}")
+    # Shuffled rows stay within their head, so they are read by whole heads.
+    unit = 1 if heads is None or dim > 0 else shape[0] // heads
+    first, last = start // unit * unit, -(-(start + length) // unit) * unit
+    data, columns = header.data(tensor), None
+    if dim == len(shape) - 1:
+        columns = (first, last - first)
+    else:
+        row = tensor.type.nbytes(math.prod(shape[1:]))
+        data, shape = data[first * row : last * row], (last - first, *shape[1:])
+    weight = dequantize(data, tensor.type, shape, dtype, what, columns)
+    if heads is not None:
+        # Within a head the file alternates rows of the two rotary halves: [heads, half, 2, ...] -> [heads,
+        # 2, half, ...]
+        half = tensor.shape[0] // heads // 2
+        pairs = weight.view(-1, half, 2, *weight.shape[1:])
+        weight = pairs.swapaxes(1, 2).reshape(weight.shape)
+    return weight.narrow(dim, start - first, length)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from sglang.srt.configs.model_config import LOAD_FORMATS, ModelConfig
-from sglang.srt.layers.parameter import WeightItem
+from sglang.srt.layers.parameter import WeightItem, bytes_to_read
 from sglang.srt.model_loader.dummy import dummy_weights
 from sglang.srt.model_loader.gguf_reader import gguf_weights
 from sglang.srt.model_loader.safetensors_weights import safetensors_weights
@@ -29,6 +30,8 @@ _GIB = 1 << 30
 
 class LoadsWeights(Protocol):
     """What a model offers to the loader; it checks names and shapes and that nothing stays unfilled."""
+
+    def parameters(self) -> Iterable[nn.Parameter]: ...
 
     def load_weights(self, weights: Iterable[WeightItem], /) -> None: ...
 
@@ -60,12 +63,17 @@ def load_model(
     dtype: torch.dtype,
     show_progress: bool = False,
 ) -> None:
-    """Fill `model` from its checkpoint; `show_progress` draws a bar with bytes and rate on stderr."""
+    """Fill `model` from its checkpoint; `show_progress` draws a bar on stderr, with the bytes that this rank
+    reads and their rate.
+    """
     before = available_memory_bytes()
     logger.info("Load weight begin. avail mem=%.2f GB", before / _GIB)
     started = time.perf_counter()
     items = list(iter_weights(model_config, load_format, dtype))
-    model.load_weights(_with_progress(items) if show_progress else items)
+    if show_progress:
+        model.load_weights(_with_progress(items, bytes_to_read(model.parameters(), items)))
+    else:
+        model.load_weights(items)
     after = available_memory_bytes()
     logger.info(
         "Load weight end. elapsed=%.2f s, type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
@@ -77,15 +85,15 @@ def load_model(
     )
 
 
-def _with_progress(items: list[WeightItem]) -> Iterator[WeightItem]:
+def _with_progress(items: list[WeightItem], nbytes: dict[str, int]) -> Iterator[WeightItem]:
     """The items, with a bar on stderr that moves when the taker comes back for the next one."""
-    total = sum(item.nbytes for item in items)
+    total = sum(nbytes[item.name] for item in items)
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr
     ) as bar:
         for item in items:
             yield item
-            bar.update(item.nbytes)
+            bar.update(nbytes[item.name])
 
 
 def _is_superfluous(item: WeightItem) -> bool:

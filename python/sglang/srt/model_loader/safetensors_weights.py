@@ -173,6 +173,12 @@ def _check_type(file: pathlib.Path, name: str, entry: _Entry) -> None:
         )
 
 
-def _load(handle: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
-    tensor: torch.Tensor = handle.get_tensor(name)
-    return tensor.to(dtype)
+def _load(
+    handle: Any, name: str, dtype: torch.dtype, dim: int = 0, start: int = 0, length: int | None = None
+) -> torch.Tensor:
+    """The whole tensor, or only the asked part of the file's map."""
+    if length is None:
+        tensor: torch.Tensor = handle.get_tensor(name)
+        return tensor.to(dtype)
+    part: torch.Tensor = handle.get_slice(name)[(slice(None),) * dim + (slice(start, start + length),)]
+    return part.to(dtype)

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from sglang.srt.layers.linear import ColumnParallelLinear, RowParallelLinear
-from sglang.srt.layers.parameter import WeightItem, WeightLedger
 from sglang.srt.layers.quantization import unquant
 from sglang.srt.layers.quantization.unquant import (
     BagForm,
@@ -19,6 +18,7 @@ from sglang.srt.layers.quantization.unquant import (
     stored_form,
 )
 from sglang.test.test_utils import published_topology
+from sglang.test.weight_items import fill
 
 FORMS = [RowMajorForm(), PackedForm()]
 # What a 16-bit type may be off by: its own rounding of the result.
@@ -116,18 +116,13 @@ def test_16_bit_weights_are_widened_only_where_the_processor_cannot_multiply_the
     assert isinstance(stored_form(torch.bfloat16, torch.device("cuda")), RowMajorForm)
 
 
-def fill(layer, tensors):
-    items = [WeightItem(n, "file", tuple(t.shape), lambda d, t=t: t.to(d), 1) for n, t in tensors.items()]
-    WeightLedger(layer.parameters()).fill_all(items)
-
-
 def test_a_layer_packs_itself_when_its_last_part_arrives_and_gives_up_the_plain_weight():
     layer = ColumnParallelLinear(
         8, [("a", 4), ("b", 6)], method=UnquantizedConfig().linear_method(""), dtype=torch.float32
     )
     assert layer.stored is None
     parts = {"a.weight": random(4, 8), "b.weight": random(6, 8, seed=1)}
-    fill(layer, parts)
+    fill(layer.parameters(), parts)
     assert layer.weight.numel() == 0
     assert torch.equal(layer.method.unpack(layer), torch.cat(list(parts.values())))
 
@@ -144,8 +139,8 @@ def test_each_rank_of_two_takes_its_own_slice(rank):
             8, [("a", 4), ("b", 6)], method=method(""), dtype=torch.float32, bias=True
         )
         row = RowParallelLinear("w", 8, 5, method=method(""), dtype=torch.float32)
-    fill(column, {"a.weight": a, "b.weight": b, "a.bias": bias_a, "b.bias": bias_b})
-    fill(row, {"w.weight": wide})
+    fill(column.parameters(), {"a.weight": a, "b.weight": b, "a.bias": bias_a, "b.bias": bias_b})
+    fill(row.parameters(), {"w.weight": wide})
     mine = torch.cat((a[2 * rank : 2 * rank + 2], b[3 * rank : 3 * rank + 3]))
     assert torch.equal(column.method.unpack(column), mine)
     assert torch.equal(
@@ -154,7 +149,18 @@ def test_each_rank_of_two_takes_its_own_slice(rank):
     assert torch.equal(row.method.unpack(row), wide[:, 4 * rank : 4 * rank + 4])
 
 
-def test_a_width_that_does_not_divide_is_refused_with_the_numbers():
-    two = {"tp_size": 2, "ranks": {"world_rank": 0, "dp_rank": None}}
-    with published_topology(**two), pytest.raises(ValueError, match=r"a\.weight.*\(5, 8\).*width 2"):
-        ColumnParallelLinear(8, [("a", 5)], method=UnquantizedConfig().linear_method(""), dtype=torch.float32)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: type(form).__name__)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("out", [1, 7, 51])
+@pytest.mark.parametrize("bias", [False, True])
+def test_no_rows_and_odd_widths_are_no_exception(form, dtype, out, bias):
+    """An idle replica brings no rows, and a share that is rounded up has any width."""
+    weight, offset = random(out, 33, dtype=dtype), random(out, dtype=dtype) if bias else None
+    state = form.pack(weight)
+    empty = form.apply(state, random(0, 33, dtype=dtype), offset)
+    assert (empty.shape, empty.dtype) == ((0, out), dtype)
+    for rows in (1, 3):
+        x = random(rows, 33, dtype=dtype, seed=1)
+        expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+        got = form.apply(state, x, offset)
+        assert (got.double() - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max().clamp(min=1)

@@ -26,7 +26,7 @@ class ShelfModel:
     """
 
     def __init__(self, model_config, dtype=torch.float32):
-        self.parameters = {
+        self.shelf = {
             name: LoadableParameter(torch.empty(shape, dtype=dtype), [Place.full(name, shape)])
             for name, shape in checkpoint_shapes(model_config).items()
         }
@@ -34,8 +34,11 @@ class ShelfModel:
         if model_config.tie_word_embeddings:
             self.spare["lm_head.weight"] = (model_config.vocab_size, model_config.hidden_size)
 
+    def parameters(self):
+        return self.shelf.values()
+
     def load_weights(self, items):
-        WeightLedger(self.parameters.values(), spare=self.spare).fill_all(items)
+        WeightLedger(self.parameters(), spare=self.spare).fill_all(items)
 
 
 @pytest.fixture

@@ -103,14 +103,14 @@ def test_a_file_cut_after_its_config_was_read_is_refused_before_any_weight_is_co
     file = write_tiny_gguf(tiny())
     config = ModelConfig.from_path(file)
     model = shelf(config)
-    for parameter in model.parameters.values():
+    for parameter in model.parameters():
         parameter.data.fill_(7.0)
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(
         ValueError, match=r"truncated: tensor '.*' of shape .* ends at byte \d+, the file has \d+"
     ):
         load_model(model, config, dtype=torch.float32)
-    assert all(bool((parameter == 7.0).all()) for parameter in model.parameters.values())
+    assert all(bool((parameter == 7.0).all()) for parameter in model.parameters())
 
 
 def test_rotary_factors_are_left_to_the_config(tiny, add_tensor):

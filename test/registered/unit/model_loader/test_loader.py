@@ -32,8 +32,8 @@ def test_every_tensor_of_a_checkpoint_arrives(tiny, shelf, architecture, tie, so
     model = shelf(config)
     load_model(model, config, dtype=torch.float32)
     want = load_file(folder / "model.safetensors")
-    assert set(want) == set(model.parameters)
-    assert all(torch.equal(model.parameters[name].data, want[name]) for name in want)
+    assert set(want) == set(model.shelf)
+    assert all(torch.equal(model.shelf[name].data, want[name]) for name in want)
 
 
 def test_a_tensor_of_the_wrong_shape_is_refused_with_both_shapes_and_the_file(tiny, shelf):
@@ -112,7 +112,7 @@ def test_weights_arrive_in_the_type_that_is_asked_for(tiny, shelf, dtype):
     config = ModelConfig.from_path(tiny())
     model = shelf(config, dtype)
     load_model(model, config, dtype=dtype)
-    assert model.parameters[Q_PROJ].dtype == dtype
+    assert model.shelf[Q_PROJ].dtype == dtype
     assert {item.load(dtype).dtype for item in iter_weights(config, "auto", dtype)} == {dtype}
 
 
@@ -165,5 +165,5 @@ def test_smollm2_loads_whole(shelf):
     config = ModelConfig.from_path("smollm2-135m-instruct")
     model = shelf(config, torch.bfloat16)
     load_model(model, config, dtype=torch.bfloat16)
-    assert sum(parameter.numel() for parameter in model.parameters.values()) == 134_515_008
-    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters.values())
+    assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())

@@ -6,17 +6,23 @@ Read by decoder layers. It must not know pages or batches; those pass through to
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import nn
 
 from sglang.srt.batch.forward_context import ForwardContext
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.head_share import HeadShare
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.rotary_embedding import apply_rotary
 from sglang.srt.layers.rotary_embedding.base import CosSin
+from sglang.srt.runtime_context import get_parallel
+
+logger = logging.getLogger(__name__)
 
 
 class SelfAttention(nn.Module):
@@ -54,9 +60,12 @@ class SelfAttention(nn.Module):
             dtype=dtype,
             bias=config.attention_bias,
             axis="attn_tp",
+            share=self.qkv_proj.heads.q.times(dim),
         )
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         self.attn = RadixAttention(self.num_heads, dim, dim**-0.5, self.num_kv_heads, layer_id)
+        if layer_id == 0:
+            _say_share(self.qkv_proj.heads)
         self.q_norm = self.k_norm = None
         if head_norms:
             self.q_norm = RMSNorm(f"{prefix}.q_norm", dim, config.rms_norm_eps, dtype=dtype)
@@ -71,3 +80,10 @@ class SelfAttention(nn.Module):
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         qk = apply_rotary(qk, cos_sin)
         return self.o_proj(self.attn(qk[:, : self.num_heads], qk[:, self.num_heads :], v, ctx))
+
+
+def _say_share(heads: HeadShare) -> None:
+    """One line at start where heads are padded or held twice; rank 0 speaks for all, shares are equal."""
+    sentence = heads.sentence()
+    if sentence is not None and get_parallel().tp_rank == 0:
+        logger.info("Attention heads: %s", sentence)

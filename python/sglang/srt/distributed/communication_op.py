@@ -5,6 +5,8 @@ reduce over the draft's group; must not keep a group. One rank wide means the te
 any group.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from sglang.srt.runtime_context import get_parallel
@@ -16,9 +18,11 @@ __all__ = [
     "moe_expert_parallel_all_reduce",
     "moe_tensor_parallel_all_reduce",
     "tensor_model_parallel_all_gather",
+    "tensor_model_parallel_all_gatherv",
     "tensor_model_parallel_all_reduce",
     "tensor_model_parallel_broadcast",
     "tensor_model_parallel_reduce_scatter",
+    "tensor_model_parallel_reduce_scatterv",
 ]
 
 
@@ -32,9 +36,21 @@ def tensor_model_parallel_all_gather(tensor: torch.Tensor, dim: int = -1) -> tor
     return tensor if parallel.tp_size == 1 else parallel.tp_group.all_gather(tensor, dim)
 
 
+def tensor_model_parallel_all_gatherv(tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Rows of all ranks, one after another; rank r brings ``sizes[r]`` of them, which may be none."""
+    parallel = get_parallel()
+    return tensor if parallel.tp_size == 1 else parallel.tp_group.all_gatherv(tensor, sizes)
+
+
 def tensor_model_parallel_reduce_scatter(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
     parallel = get_parallel()
     return tensor if parallel.tp_size == 1 else parallel.tp_group.reduce_scatter(tensor, dim)
+
+
+def tensor_model_parallel_reduce_scatterv(tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Sum of the ranks' rows; rank r keeps ``sizes[r]`` of them."""
+    parallel = get_parallel()
+    return tensor if parallel.tp_size == 1 else parallel.tp_group.reduce_scatterv(tensor, sizes)
 
 
 def tensor_model_parallel_broadcast(tensor: torch.Tensor, src: int = 0) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Attention data parallelism: public names. The collectives behind it arrive with their own layout.
+"""Attention data parallelism: public names, and the sizes of one forward over all replicas.
 
-Read by layers, the scheduler and the doors. ``is_dp_attention_enabled`` says what the deployment is and is
-read outside model code; layers branch on ``get_parallel().attn_dp_size``. Must not keep a width or a rank.
+Read by layers, the model runner, the scheduler and the doors. ``is_dp_attention_enabled`` says what the
+deployment is and is read outside model code; layers branch on ``get_parallel().attn_dp_size``. Must not keep
+a width or a rank, and moves no rows (``dp_gather`` does).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sglang.srt.batch.forward_batch import ForwardBatch
 from sglang.srt.layers.dp_padding import DpPaddingMode
 from sglang.srt.runtime_context import get_flags, get_forward, get_parallel
 from sglang.srt.runtime_context.widths import (
@@ -34,8 +36,10 @@ __all__ = [
     "initialize_dp_attention",
     "is_dp_attention_enabled",
     "is_dp_max_padding",
+    "prepare_dp_forward",
     "set_dp_buffer_len",
     "set_is_extend_in_batch",
+    "size_dp_forward",
     "update_dp_attention_post_scale",
 ]
 
@@ -109,10 +113,55 @@ class _DpGatheredBufferWrapper:
         return torch.empty((rows, dp.hidden_size), dtype=dp.dtype, device=dp.device)
 
 
+def prepare_dp_forward(batch: ForwardBatch) -> None:
+    """Size this forward from the step that the replicas agreed on; RuntimeError where the batch is not the
+    part that this replica announced.
+    """
+    parallel, step = get_parallel(), batch.dp_step
+    if step is None:
+        raise RuntimeError(
+            f"a forward over {parallel.attn_dp_size} attention-DP replicas needs the step that they agreed "
+            "on: set ForwardBatch.dp_step, or build the batch with ForwardBatch.idle(step, device)"
+        )
+    replica, counts = parallel.attn_dp_rank, step.num_tokens
+    agreed = (len(counts), counts[replica], len(step.num_logit_rows), step.num_logit_rows[replica])
+    found = (parallel.attn_dp_size, batch.num_tokens, parallel.attn_dp_size, batch.num_logit_rows)
+    if agreed != found:
+        raise RuntimeError(
+            f"attention-DP replica {replica} of {parallel.attn_dp_size} runs a batch of {batch.num_tokens} "
+            f"tokens and {batch.num_logit_rows} rows to score, and the replicas agreed on tokens {counts} "
+            f"and rows {step.num_logit_rows}: gather the step from the batch that runs"
+        )
+    size_dp_forward(
+        counts,
+        DpPaddingMode.get_dp_padding_mode(is_extend_in_batch=step.is_extend, global_num_tokens=counts),
+    )
+    set_is_extend_in_batch(step.is_extend)
+
+
+def size_dp_forward(counts: list[int], mode: DpPaddingMode) -> None:
+    """Write the sizes of a forward over replicas with `counts` tokens.
+
+    MAX_LEN: each replica's rows are padded to the same number, a multiple of the attention-TP width, because
+    each of its ranks contributes an equal slice of them. SUM_LEN: exact rows. Tokens [3, 5] over an
+    attention-TP width of 2 become 6 + 6 rows, or 3 + 5.
+    """
+    parallel = get_parallel()
+    if mode.is_max_len():
+        rows = -(-max(counts) // parallel.attn_tp_size) * parallel.attn_tp_size
+        set_dp_buffer_len(parallel.attn_dp_size * rows, rows, True, counts)
+    else:
+        set_dp_buffer_len(sum(counts), counts[parallel.attn_dp_rank], False, counts)
+
+
 def set_dp_buffer_len(
     global_len: int, local_len: int, max_padding: bool, global_num_tokens: list[int] | None = None
 ) -> None:
-    """Sizes of this forward's gathered buffer; they stay until the next write or reset."""
+    """Sizes of this forward's gathered buffer; they stay until the next write or reset.
+
+    ``global_len`` rows of all replicas, ``local_len`` of this one (both with padding), and the tokens that
+    each replica really has.
+    """
     forward = get_forward()
     forward.set("dp_global_buffer_len", global_len)
     forward.set("dp_local_buffer_len", local_len)
@@ -129,7 +178,7 @@ def get_local_dp_buffer_len() -> int | None:
 
 
 def get_dp_global_num_tokens() -> list[int] | None:
-    """Tokens per replica, None where the padding made them equal."""
+    """Tokens of each replica, without padding; None where nobody stated them."""
     return get_forward().dp_global_num_tokens
 
 

@@ -1,23 +1,26 @@
 """Owns which rows of the last hidden states become logits: the ones drawn from, and prompt rows that were
-asked.
+asked; and how often the head is called for them.
 
 Read by models (their last step). It must not hold the logits of a whole prompt at once: prompt rows pass in
-pieces of bounded size.
+pieces of bounded size. Where the head spans attention-DP replicas, all of them call it equally often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, LogprobAsk
+from sglang.srt.layers.communicator import head_spans_replicas
+from sglang.srt.layers.dp_gather import gather_rows
 from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.srt.layers.token_logprobs import token_logprobs
 from sglang.srt.messages.io_struct import TokenLogprob
+from sglang.srt.runtime_context import get_parallel
 
-#: Bytes that the float32 logits of one piece of a prompt may take.
+#: Bytes that the float32 logits of one piece of a prompt may take; over several replicas, of all their rows.
 PIECE_BYTES = 64 << 20
 
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -36,6 +39,45 @@ class LogitsProcessorOutput:
     failures: list[str | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One call of the head: this replica's rows `start : end` of those to score. `counts` are the rows that
+    each replica brings; None where the head asks this replica alone.
+    """
+
+    start: int
+    end: int
+    counts: list[int] | None = None
+
+
+@dataclass(slots=True)
+class _PromptRows:
+    """The prompt targets of one request: its rows to score are `start` and the ones after it, one a target.
+
+    A row that is not finite ends its request, and what was found for it before.
+    """
+
+    request: int
+    ask: LogprobAsk
+    start: int
+    entries: list[TokenLogprob] = field(default_factory=list)
+    failed: bool = False
+
+    def take(self, logits: torch.Tensor, piece: Piece) -> None:
+        """Read the rows of this request out of the logits of a piece."""
+        first = max(self.start, piece.start)
+        last = min(self.start + len(self.ask.targets), piece.end)
+        if self.failed or first >= last:
+            return
+        own = logits[first - piece.start : last - piece.start]
+        if not bool(torch.isfinite(own.sum())):
+            self.failed = True
+            return
+        targets = self.ask.targets[first - self.start : last - self.start]
+        logprobs = torch.log_softmax(own, dim=-1)
+        self.entries += token_logprobs(logprobs, targets, [self.ask] * len(targets))
+
+
 class LogitsProcessor:
     """Applies a head to the rows that matter. `piece_bytes` bounds one piece of prompt logits."""
 
@@ -44,52 +86,101 @@ class LogitsProcessor:
         self.rows_at_once = max(1, piece_bytes // (4 * vocab_size))
 
     def __call__(self, hidden: torch.Tensor, head: Head, batch: ForwardBatch) -> LogitsProcessorOutput:
-        """hidden [num_tokens, hidden size], after the last norm."""
+        """hidden [num_tokens, hidden size], after the last norm. Drawing rows are scored before prompt
+        rows.
+        """
         drawing = [b for b, row in enumerate(batch.sampling_rows) if row is not None]
-        failures: list[str | None] = [None] * batch.batch_size
-        input_logprobs = None
-        if batch.logprob_asks is not None:
-            input_logprobs = self._prompt(hidden, head, batch, failures)
-        if len(drawing) < batch.batch_size or batch.num_tokens > batch.batch_size:
-            rows = torch.tensor(_last_rows(batch, drawing), dtype=torch.int64, device=hidden.device)
-            hidden = hidden[rows]
-        logits = head(hidden) if drawing else hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
-        return LogitsProcessorOutput(logits, drawing, input_logprobs, failures)
+        rows = _last_rows(batch, drawing)
+        prompts = _add_prompt_rows(batch, rows)
+        if rows != list(range(batch.num_tokens)):
+            hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
+        drawn = hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
+        for piece in self._pieces(batch, len(drawing)):
+            logits = _score(hidden[piece.start : piece.end], head, piece)
+            drawn = _add_drawn(drawn, logits, piece, len(drawing))
+            for prompt in prompts:
+                prompt.take(logits, piece)
+        return _output(batch, drawn, drawing, prompts)
 
-    def _prompt(
-        self, hidden: torch.Tensor, head: Head, batch: ForwardBatch, failures: list[str | None]
-    ) -> list[list[TokenLogprob] | None]:
-        assert batch.logprob_asks is not None
-        result: list[list[TokenLogprob] | None] = []
-        first = 0
-        for b, (ask, count) in enumerate(zip(batch.logprob_asks, batch.extend_lens, strict=True)):
-            entries = None
-            if ask is not None and ask.targets:
-                if ask.first_row + len(ask.targets) > count:
-                    raise RuntimeError(
-                        f"request {b} asks for {len(ask.targets)} prompt tokens from row {ask.first_row} on, "
-                        f"and has {count} rows in this forward"
-                    )
-                entries = self._request(hidden, head, first + ask.first_row, ask)
-                if entries is None:
-                    failures[b] = NOT_FINITE
-            result.append(entries)
-            first += count
-        return result
+    def _pieces(self, batch: ForwardBatch, num_drawing: int) -> Iterator[Piece]:
+        """The calls of the head. One replica: the drawing rows together (their logits are the result), then
+        the prompt rows in bounded pieces. Several that share a head: all rows in bounded pieces, as many as
+        the replica with the most rows needs.
+        """
+        if head_spans_replicas():
+            assert batch.dp_step is not None  # prepare_dp_forward has seen it
+            yield from shared_pieces(
+                batch.dp_step.num_logit_rows, get_parallel().attn_dp_rank, self.rows_at_once
+            )
+            return
+        if num_drawing:
+            yield Piece(0, num_drawing)
+        total = batch.num_logit_rows
+        for start in range(num_drawing, total, self.rows_at_once):
+            yield Piece(start, min(start + self.rows_at_once, total))
 
-    def _request(
-        self, hidden: torch.Tensor, head: Head, first: int, ask: LogprobAsk
-    ) -> list[TokenLogprob] | None:
-        """The entries of one request's targets; None when a row is not finite."""
-        entries: list[TokenLogprob] = []
-        for start in range(0, len(ask.targets), self.rows_at_once):
-            targets = ask.targets[start : start + self.rows_at_once]
-            logits = head(hidden[first + start : first + start + len(targets)])
-            if not bool(torch.isfinite(logits.sum())):
-                return None
-            logprobs = torch.log_softmax(logits, dim=-1)
-            entries += token_logprobs(logprobs, targets, [ask] * len(targets))
-        return entries
+
+def shared_pieces(num_rows: list[int], replica: int, rows_at_once: int) -> Iterator[Piece]:
+    """The head calls of replicas that have `num_rows` rows each, with at most `rows_at_once` rows of all of
+    them in one call (at least one of each).
+
+    Rows [5, 0, 2] and 6 at once: pieces of two, so 2+0+2, 2+0+0, 1+0+0.
+    """
+    each = max(1, rows_at_once // len(num_rows))
+    for first in range(0, max(num_rows), each):
+        counts = [min(max(rows - first, 0), each) for rows in num_rows]
+        start = min(first, num_rows[replica])
+        yield Piece(start, start + counts[replica], counts)
+
+
+def _score(rows: torch.Tensor, head: Head, piece: Piece) -> torch.Tensor:
+    """Logits of this replica's rows of the piece."""
+    if piece.counts is None:
+        return head(rows)
+    first = sum(piece.counts[: get_parallel().attn_dp_rank])
+    return head(gather_rows(rows, piece.counts))[first : first + rows.shape[0]]
+
+
+def _add_drawn(drawn: torch.Tensor, logits: torch.Tensor, piece: Piece, num_drawing: int) -> torch.Tensor:
+    """The logits to draw from, with those of one more piece. A piece that brings none is not kept alive."""
+    fresh = min(num_drawing, piece.end) - piece.start
+    if fresh <= 0:
+        return drawn
+    return torch.cat((drawn, logits[:fresh])) if drawn.shape[0] else logits[:fresh]
+
+
+def _add_prompt_rows(batch: ForwardBatch, rows: list[int]) -> list[_PromptRows]:
+    """Append the rows of all prompt targets to `rows`."""
+    prompts: list[_PromptRows] = []
+    if batch.logprob_asks is None:
+        return prompts
+    first = 0
+    for b, (ask, count) in enumerate(zip(batch.logprob_asks, batch.extend_lens, strict=True)):
+        if ask is not None and ask.targets:
+            if ask.first_row + len(ask.targets) > count:
+                raise RuntimeError(
+                    f"request {b} asks for {len(ask.targets)} prompt tokens from row {ask.first_row} on, "
+                    f"and has {count} rows in this forward"
+                )
+            prompts.append(_PromptRows(b, ask, len(rows)))
+            rows += range(first + ask.first_row, first + ask.first_row + len(ask.targets))
+        first += count
+    return prompts
+
+
+def _output(
+    batch: ForwardBatch, drawn: torch.Tensor, drawing: list[int], prompts: list[_PromptRows]
+) -> LogitsProcessorOutput:
+    failures: list[str | None] = [None] * batch.batch_size
+    input_logprobs: list[list[TokenLogprob] | None] = [None] * batch.batch_size
+    for prompt in prompts:
+        if prompt.failed:
+            failures[prompt.request] = NOT_FINITE
+        else:
+            input_logprobs[prompt.request] = prompt.entries
+    return LogitsProcessorOutput(
+        drawn, drawing, None if batch.logprob_asks is None else input_logprobs, failures
+    )
 
 
 def _last_rows(batch: ForwardBatch, drawing: list[int]) -> list[int]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.forward_context import ForwardContext
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.attention.attention_registry import kv_layout_of, make_attention_backend
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
+from sglang.srt.layers.dp_attention import initialize_dp_attention, prepare_dp_forward
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
     published_attention_backend,
@@ -20,7 +21,7 @@ from sglang.srt.model_executor.model_runner_components.attention_backend_setup i
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import make_kv_pools
 from sglang.srt.model_executor.model_runner_components.load_model import build_model, published_dtype
 from sglang.srt.platforms import available_memory_bytes
-from sglang.srt.runtime_context import get_device
+from sglang.srt.runtime_context import get_device, get_parallel
 
 
 class ModelRunner:
@@ -30,6 +31,10 @@ class ModelRunner:
         self.model_config = model_config
         self.device = torch.device(get_device().device or "cpu")
         self.dtype = published_dtype()
+        if get_parallel().attn_dp_size > 1:
+            initialize_dp_attention(
+                hidden_size=model_config.hidden_size, dtype=self.dtype, device=self.device
+            )
         backend = published_attention_backend()
         before = available_memory_bytes()
         self.model = build_model(model_config, dtype=self.dtype, device=self.device)
@@ -46,11 +51,18 @@ class ModelRunner:
         )
 
     def _kv_spec(self) -> KVSpec:
-        """This rank's share of heads, as the layers have it."""
+        """This rank's share of heads, padding included, as the layers have it."""
         return KVSpec(*self.model.kv_shape(), self.dtype)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
-        """Plan once, run all layers, give the logits that are needed."""
-        self.attn_backend.init_forward_metadata(batch)
+        """Plan once, run all layers, give the logits that are needed.
+
+        With attention data parallelism every rank of the tensor group must come, also with
+        `ForwardBatch.idle(step, device)`, which plans no attention and gives no logits.
+        """
+        if get_parallel().attn_dp_size > 1:
+            prepare_dp_forward(batch)
+        if batch.forward_mode is not ForwardMode.IDLE:
+            self.attn_backend.init_forward_metadata(batch)
         return self.model(ForwardContext(batch, self.attn_backend))

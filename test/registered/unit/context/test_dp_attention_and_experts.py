@@ -88,14 +88,14 @@ def test_the_gather_slot_follows_the_list_that_is_gathered() -> None:
             dp_attention.update_dp_attention_post_scale(new_dp_size=4, new_dp_rank=4)
 
 
-def test_gathering_is_the_identity_for_one_replica_and_refused_for_more() -> None:
+def test_gathering_is_the_identity_for_one_replica_and_needs_sizes_for_more() -> None:
     rows = torch.ones(2, 3)
     for move in (dp_gather.dp_gather, dp_gather.dp_scatter):
         with get_parallel().override(attn_dp_size=1):
             assert move(rows) is rows
         with (
             get_parallel().override(attn_dp_size=2),
-            pytest.raises(NotImplementedError, match="2 attention-DP"),
+            pytest.raises(RuntimeError, match="prepare_dp_forward"),
         ):
             move(rows)
 

@@ -37,6 +37,12 @@ def build_model(model_config: ModelConfig, *, dtype: torch.dtype, device: torch.
         model_config,
         load_format=get_model().load_format,
         dtype=dtype,
-        show_progress=get_parallel().tp_rank == 0 and sys.stderr.isatty(),
+        show_progress=_is_first_rank() and sys.stderr.isatty(),
     )
     return model.eval()
+
+
+def _is_first_rank() -> bool:
+    """One rank of the whole deployment speaks: rank 0 of replica 0."""
+    parallel = get_parallel()
+    return parallel.launch_world_rank == 0 and not parallel.dp_rank

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from sglang.srt.batch.forward_batch import ForwardMode
 from sglang.srt.batch.forward_context import ForwardContext
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.communicator import gather_mlp_rows, head_axis, reduce_mlp_rows
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.layers.parameter import WeightItem, WeightLedger
@@ -26,7 +28,11 @@ from sglang.srt.models.common.mlp import GatedMLP
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each after a norm and added to the residual stream."""
+    """Attention and feed-forward, each after a norm and added to the residual stream.
+
+    Attention runs over this replica's rows, the feed-forward over those of all attention-DP replicas: an idle
+    replica has no rows, skips the first and takes part in the second.
+    """
 
     def __init__(
         self,
@@ -57,8 +63,10 @@ class DecoderLayer(nn.Module):
         """
         norm = self.input_layernorm
         x = norm(residual) if x is None else norm.add(x, residual)
-        x = self.self_attn(x, cos_sin, ctx)
-        return self.mlp(self.post_attention_layernorm.add(x, residual))
+        if ctx.batch.forward_mode is not ForwardMode.IDLE:
+            x = self.self_attn(x, cos_sin, ctx)
+        rows = gather_mlp_rows(self.post_attention_layernorm.add(x, residual))
+        return reduce_mlp_rows(self.mlp(rows))
 
 
 class DecoderModel(nn.Module):
@@ -79,7 +87,10 @@ class DecoderModel(nn.Module):
         self.rotary = get_rope(config.head_dim, config.rope_theta, config.rope_scaling, dtype)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        residual = self.embed_tokens(input_ids)
+        if ctx.batch.forward_mode is ForwardMode.IDLE:  # the ranks of an idle replica look nothing up
+            residual = self.norm.weight.new_empty(0, self.norm.weight.shape[0])
+        else:
+            residual = self.embed_tokens(input_ids)
         cos_sin = self.rotary(positions)
         x = None
         for layer in self.layers:
@@ -105,6 +116,7 @@ class DecoderForCausalLM(nn.Module):
             config.hidden_size,
             dtype=dtype,
             tied_to=self.model.embed_tokens if config.tie_word_embeddings else None,
+            axis=head_axis(),
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
 

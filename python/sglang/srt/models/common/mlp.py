@@ -15,7 +15,9 @@ from sglang.srt.layers.quantization.base_config import QuantizationConfig
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x)), cut over the tensor group: every rank brings the same rows and gets its
+    own term of the sum. Whoever calls it sums (`communicator.reduce_mlp_rows`).
+    """
 
     def __init__(
         self, prefix: str, config: ModelConfig, quant: QuantizationConfig, *, dtype: torch.dtype
@@ -37,6 +39,7 @@ class GatedMLP(nn.Module):
             method=quant.linear_method(f"{prefix}.down_proj"),
             dtype=dtype,
             bias=bias,
+            reduce_results=False,
         )
         self.act = gated_activation(config.hidden_act)
 

@@ -176,6 +176,12 @@ class ServerArgs:
     @property
     def prefill_decode_interval(self) -> int | None: ...
     @property
+    def enable_prefill_delayer(self) -> bool: ...
+    @property
+    def prefill_delayer_max_delay_passes(self) -> int: ...
+    @property
+    def prefill_delayer_token_usage_low_watermark(self) -> float | None: ...
+    @property
     def retraction_policy(self) -> str: ...
     @property
     def disable_radix_cache(self) -> bool: ...
@@ -235,6 +241,8 @@ class ServerArgs:
     def nnodes(self) -> int: ...
     @property
     def node_rank(self) -> int: ...
+    @property
+    def use_ray(self) -> bool: ...
     @property
     def dist_init_addr(self) -> str | None: ...
     @property
@@ -518,6 +526,9 @@ class ServerArgs:
         scheduler_recv_interval: int = ...,
         enable_mixed_chunk: bool = ...,
         prefill_decode_interval: int | None = ...,
+        enable_prefill_delayer: bool = ...,
+        prefill_delayer_max_delay_passes: int = ...,
+        prefill_delayer_token_usage_low_watermark: float | None = ...,
         retraction_policy: str = ...,
         disable_radix_cache: bool = ...,
         radix_eviction_policy: str = ...,
@@ -548,6 +559,7 @@ class ServerArgs:
         max_ep_size: int | None = ...,
         nnodes: int = ...,
         node_rank: int = ...,
+        use_ray: bool = ...,
         dist_init_addr: str | None = ...,
         nccl_port: int | None = ...,
         dist_timeout: int | None = ...,

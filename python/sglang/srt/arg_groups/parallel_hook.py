@@ -10,16 +10,34 @@ from sglang.srt.arg_groups.model_override_base import ResolvingView
 
 logger = logging.getLogger(__name__)
 
-
-def _divides(rule: str, width: int, factor: int, numbers: str) -> None:
-    if width % factor:
-        raise ValueError(f"{rule} must hold: {numbers} leaves {width % factor} of {width} ranks over")
+#: The highest port there is.
+_LAST_PORT = 65535
 
 
 def resolve_parallel(view: ResolvingView) -> None:
     if view.enable_dp_attention and view.dp_size == 1:
         logger.warning("--enable-dp-attention has no effect with --dp-size 1; write --attn-dp-size N instead")
         view.declare("parallel_hook", enable_dp_attention=False)
+    if view.enable_dp_lm_head and not view.enable_dp_attention:
+        logger.warning(
+            "--enable-dp-lm-head has no effect without attention data parallelism; add --attn-dp-size N or "
+            "leave it out"
+        )
+        view.declare("parallel_hook", enable_dp_lm_head=False)
+    _check_widths(view)
+    _check_machines(view)
+    _check_meeting_place(view)
+
+
+def _divides(rule: str, width: int, factor: int, numbers: str) -> None:
+    if width % factor == 0:
+        return
+    if factor > width:
+        raise ValueError(f"{rule} must hold: {numbers} asks for {factor} parts of {width} ranks")
+    raise ValueError(f"{rule} must hold: {numbers} leaves {width % factor} of {width} ranks over")
+
+
+def _check_widths(view: ResolvingView) -> None:
     attn_dp = view.dp_size if view.enable_dp_attention else 1
     tp, cp, ep, moe_dp, dcp = view.tp_size, view.attn_cp_size, view.ep_size, view.moe_dp_size, view.dcp_size
     _divides(
@@ -42,7 +60,68 @@ def resolve_parallel(view: ResolvingView) -> None:
     )
     attn_tp = tp // (attn_dp * cp)
     _divides("attn_tp_size % dcp_size == 0", attn_tp, dcp, f"attention-TP width {attn_tp}, --dcp-size {dcp}")
-    if view.node_rank >= view.nnodes:
+
+
+def _check_machines(view: ResolvingView) -> None:
+    nodes, replicas = view.nnodes, replicas_of(view)
+    if view.node_rank >= nodes:
+        raise ValueError(f"0 <= node_rank < nnodes must hold: --node-rank {view.node_rank}, --nnodes {nodes}")
+    if view.use_ray and (view.node_rank or view.dist_init_addr or view.nccl_port):
         raise ValueError(
-            f"0 <= node_rank < nnodes must hold: --node-rank {view.node_rank}, --nnodes {view.nnodes}"
+            "--use-ray chooses the machines and the place where ranks meet; leave --node-rank, "
+            "--dist-init-addr and --nccl-port out"
         )
+    if nodes == 1:
+        return
+    if replicas > 1:
+        raise ValueError(
+            f"dp_size == 1 or nnodes == 1 must hold: --dp-size {replicas}, --nnodes {nodes}; replicas share "
+            "nothing, so start one server per machine behind a router (attention data parallelism, "
+            "--attn-dp-size, may span machines)"
+        )
+    ranks = view.tp_size * view.pp_size
+    _divides(
+        "(tp_size * pp_size) % nnodes == 0",
+        ranks,
+        nodes,
+        f"--tp-size {view.tp_size}, --pp-size {view.pp_size}, --nnodes {nodes}",
+    )
+    if view.dist_init_addr is None and not view.use_ray:
+        raise ValueError(
+            f"--nnodes {nodes} needs --dist-init-addr HOST:PORT, the same on every machine: an address of "
+            "machine 0 that the others reach, and a port that is free there"
+        )
+
+
+def _check_meeting_place(view: ResolvingView) -> None:
+    if view.dist_init_addr is not None and view.nccl_port is not None:
+        raise ValueError(
+            f"--dist-init-addr {view.dist_init_addr} and --nccl-port {view.nccl_port} both say where ranks "
+            "meet; keep one of them"
+        )
+    port = view.nccl_port
+    if view.dist_init_addr is not None:
+        _, port = split_address(view.dist_init_addr)
+    replicas = replicas_of(view)
+    if port is not None and port + replicas - 1 > _LAST_PORT:
+        raise ValueError(
+            f"port + dp_size - 1 <= {_LAST_PORT} must hold: each of --dp-size {replicas} replicas takes a "
+            f"port of its own, from {port} up"
+        )
+
+
+def replicas_of(view: ResolvingView) -> int:
+    """Worlds of the deployment: with attention data parallelism `dp_size` counts parts of one world."""
+    return 1 if view.enable_dp_attention else view.dp_size
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`"host:port"` or `"[v6]:port"` -> its parts."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) <= _LAST_PORT:
+        raise ValueError(
+            f"--dist-init-addr {address!r} is not HOST:PORT with a port from 1 to {_LAST_PORT} "
+            "(an IPv6 address stands in brackets)"
+        )
+    return host, int(port)

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang.srt.arg_groups.pipeline import resolve
 from sglang.srt.arg_groups.public_values import short_description
 from sglang.srt.arg_groups.supported import refuse_unserved
-from sglang.srt.arg_groups.transport import pack_configuration
 from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
+from sglang.srt.entrypoints.rank_layout import layout_line, rank_configs, refuse_taken_ports
 from sglang.srt.environ import envs
-from sglang.srt.managers.ipc import ServerChannel, SocketFolder
-from sglang.srt.managers.rank_config import RankConfig
+from sglang.srt.managers.data_parallel_controller import Wire, open_wire
+from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_processes import RANK_MODULE, RankProcesses
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.runtime_context import get_device, get_parallel, publish
+from sglang.srt.runtime_context import get_device, publish
 from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -35,6 +34,8 @@ logger = logging.getLogger(__name__)
 STOP_GRACE_S = 5.0
 _SELF_TEST_TEXT = "The capital city of France is"
 _SELF_TEST_TOKENS = 8
+#: What ranks say of themselves that bounds a request.
+LIMITS = ("max_total_num_tokens", "context_len", "vocab_size")
 
 
 def resolve_at_the_door(record: ServerArgs) -> None:
@@ -50,20 +51,24 @@ class EngineCore:
 
     def __init__(self, record: ServerArgs, *, role: str, rank_module: str = RANK_MODULE) -> None:
         publish(record, role=role)
+        refuse_taken_ports()
         logger.info("server_args=%s", short_description(record))
         self.started_at = time.monotonic()
         self.manager: TokenizerManager | None = None
         self.rank_infos: list[dict[str, Any]] = []
-        self._record = record
         self._cause: str | None = None
         self._on_death: Callable[[str], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._channel: ServerChannel | None = None
+        self._channel: Wire | None = None
         self._watchdog_timeout = get_device().watchdog_timeout
         self.folder = SocketFolder()
         try:
+            configs = rank_configs(record, self.folder)
+            self.layout = layout_line(len(configs))
+            logger.info("layout: %s", self.layout)
+            self._leaders = [config.listen for config in configs if config.listen is not None]
             self.ranks = RankProcesses(
-                self._rank_configs(),
+                configs,
                 on_death=self._rank_died,
                 watchdog_timeout=self._watchdog_timeout,
                 module=rank_module,
@@ -71,27 +76,6 @@ class EngineCore:
         except BaseException:
             self.folder.remove()
             raise
-
-    def _rank_configs(self) -> list[RankConfig]:
-        parallel = get_parallel()
-        world_size = parallel.tp_size * parallel.pp_size
-        packed = pack_configuration(self._record)
-        return [
-            RankConfig(
-                configuration=packed,
-                world_rank=rank,
-                world_size=world_size,
-                local_rank=rank,
-                ranks_on_host=world_size,
-                rendezvous=f"tcp://{parallel.dist_init_addr or f'127.0.0.1:{parallel.nccl_port}'}",
-                folder=str(self.folder.path),
-                listen=self.folder.rank_address(rank),
-                server=self.folder.server_address,
-                heartbeat=str(self.folder.heartbeat_path(rank)),
-                parent_pid=os.getpid(),
-            )
-            for rank in range(world_size)
-        ]
 
     async def connect(self) -> TokenizerManager:
         """Wait until all ranks are ready, then take up requests on this event loop."""
@@ -102,12 +86,12 @@ class EngineCore:
             asyncio.to_thread(published_tokenizer, model_config), asyncio.to_thread(self.ranks.wait_ready)
         )
         self.rank_infos = [message.info for message in ready]
-        self._channel = ServerChannel(self.folder)
+        self._channel = open_wire(self.folder, self._leaders)
         self.manager = TokenizerManager(
             model_config=model_config,
             tokenizer=tokenizer,
             channel=self._channel,
-            rank_info=self.rank_infos[0],
+            rank_info=smallest_limits(self.rank_infos),
             on_broken=self._declare_dead,
         )
         self.manager.start()
@@ -162,10 +146,10 @@ class EngineCore:
         if self._cause:
             return self._cause
         allowed_idle = envs.SGLANG_HEALTH_CHECK_TIMEOUT.get()
-        for rank, heartbeat in enumerate(self.ranks.heartbeats):
+        for name, heartbeat in self.ranks.heartbeats:
             allowed = max(self._watchdog_timeout, allowed_idle) if heartbeat.in_forward else allowed_idle
             if heartbeat.age() > allowed:
-                return f"the loop of rank {rank} has not turned for {heartbeat.age():.0f} s"
+                return f"the loop of {name} has not turned for {heartbeat.age():.0f} s"
         return None
 
     # --- end ---
@@ -200,6 +184,17 @@ class EngineCore:
             self._channel.close()
             self._channel = None
         self.folder.remove()
+
+
+def smallest_limits(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What every rank can take: a request may land on any of them."""
+    smallest = dict(infos[0])
+    for info in infos[1:]:
+        for name in LIMITS:
+            if name in info:
+                smallest[name] = min(smallest.get(name, info[name]), info[name])
+        smallest["startup_time"] = max(smallest["startup_time"], info["startup_time"])
+    return smallest
 
 
 def _self_test_tokens(manager: TokenizerManager) -> int:

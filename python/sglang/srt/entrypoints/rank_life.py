@@ -13,6 +13,7 @@ import os
 import pathlib
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -59,11 +60,16 @@ class RankLife:
         ).start()
         return life, config
 
-    def tell_failure(self, world_rank: int, error: BaseException) -> None:
-        """Last words: the cause, with its traceback for the server's log."""
+    def tell_failure(self, world_rank: int, error: BaseException, *, secondary: bool = False) -> None:
+        """Last words: the cause, with its traceback for the server's log.
+
+        `secondary` says that a peer failed first.
+        """
         trace = "".join(traceback.format_exception(error))
         message = f"{type(error).__name__}: {error}"
-        self.say(io_struct.RankFailed(world_rank=world_rank, message=message, traceback=trace))
+        self.say(
+            io_struct.RankFailed(world_rank=world_rank, message=message, traceback=trace, secondary=secondary)
+        )
 
     def say(self, message: io_struct.RankReady | io_struct.RankFailed) -> None:
         """Tell the parent; it may be gone, then nobody needs to know."""
@@ -71,6 +77,14 @@ class RankLife:
             write_frame(self._status_fd, io_struct.encode(message))
         except BrokenPipeError:
             logger.debug("the parent is gone")
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without the interpreter's clean-up: process groups would wait for lost peers."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _leave_with_parent(config_fd: int, config: RankConfig) -> NoReturn:

@@ -40,6 +40,13 @@ class RankConfig(msgspec.Struct, kw_only=True):
     heartbeat: str
     parent_pid: int
 
+    @property
+    def label(self) -> str:
+        """How messages name this rank."""
+        if self.dp_rank is None:
+            return f"rank {self.world_rank}"
+        return f"rank {self.world_rank} of replica {self.dp_rank}"
+
 
 def write_frame(fd: int, payload: bytes) -> None:
     """Write one whole frame."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pathlib
 import select
 import signal
 import subprocess
@@ -38,6 +39,8 @@ _EOF_GRACE_S = 2.0
 _IDLE_LOOP_ALLOWANCE_S = 20.0
 #: How long a stuck rank gets to write its stacks before it is declared dead.
 _DUMP_GRACE_S = 2.0
+#: A rank whose peer is gone complains at once; the peer's own word, or its exit, may come this much later.
+PRIMARY_CAUSE_WAIT_S = 2.0
 
 
 class RankDied(RuntimeError):
@@ -51,6 +54,7 @@ class _Rank:
         self.config = config
         self.ready: io_struct.RankReady | None = None
         self.cause: str | None = None
+        self.failed: io_struct.RankFailed | None = None
         config_read, self.config_fd = os.pipe()
         self.status_fd, status_write = os.pipe()
         try:
@@ -72,7 +76,7 @@ class _Rank:
 
     @property
     def name(self) -> str:
-        return f"rank {self.config.world_rank} (pid {self.process.pid})"
+        return f"{self.config.label} (pid {self.process.pid})"
 
     def tell(self) -> None:
         """Hand over the configuration; the pipe stays open, its end is our death."""
@@ -91,6 +95,20 @@ class _Rank:
         os.close(self.status_fd)
         os.close(self.pidfd)
 
+    @property
+    def is_stopped(self) -> bool:
+        """A signal (SIGSTOP, a debugger) holds the process: it neither answers nor ends."""
+        try:
+            stat = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return False
+        # The state follows the name, which stands in brackets and may hold anything.
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+    @property
+    def left_in_order(self) -> bool:
+        return self.ready is not None and self.process.returncode == 0
+
     def describe_exit(self) -> str:
         code = self.process.returncode
         when = "" if self.ready else " during initialization"
@@ -102,8 +120,11 @@ class _Rank:
 
 
 class RankProcesses:
-    """All ranks of one engine. A thread watches them; `on_death` is called there, once, with the first
-    cause.
+    """All ranks of one engine on this machine. A thread watches them; `on_death` is called there, once, with
+    the first cause.
+
+    `on_left` is for a machine that follows another one: its ranks are told to leave by their peers, and it is
+    called when all have left in order. Without it a rank that leaves by itself counts as dead.
     """
 
     def __init__(
@@ -111,10 +132,14 @@ class RankProcesses:
         configs: Sequence[RankConfig],
         *,
         on_death: Callable[[str], None],
+        on_left: Callable[[], None] | None = None,
         watchdog_timeout: float | None = None,
         module: str = RANK_MODULE,
     ) -> None:
         self._on_death = on_death
+        self._on_left = on_left
+        #: What a rank said of its peers, and until when a better cause is waited for.
+        self._suspicion: tuple[str, float] | None = None
         self._watchdog_timeout = watchdog_timeout or float("inf")
         self._changed = threading.Condition()
         self._stopping = False
@@ -123,8 +148,9 @@ class RankProcesses:
         self._ranks: list[_Rank] = []
         self._wake_read, self._wake_write = os.pipe()
         try:
-            for number, config in enumerate(configs):
-                self._ranks.append(_Rank(config, module, rank_environment(number, len(configs))))
+            for config in configs:
+                environment = rank_environment(config.local_rank, config.ranks_on_host)
+                self._ranks.append(_Rank(config, module, environment))
         except (OSError, ValueError):
             self._kill_all()
             raise
@@ -144,8 +170,9 @@ class RankProcesses:
         return self._cause
 
     @property
-    def heartbeats(self) -> list[HeartbeatReader]:
-        return self._heartbeats
+    def heartbeats(self) -> list[tuple[str, HeartbeatReader]]:
+        """The pulse of every rank, with its name."""
+        return [(rank.config.label, heartbeat) for rank, heartbeat in zip(self._ranks, self._heartbeats)]
 
     def wait_ready(self) -> list[io_struct.RankReady]:
         """Block until every rank is loaded; `RankDied` with the first cause when one is gone before."""
@@ -206,7 +233,7 @@ class RankProcesses:
                 by_fd[fd] = rank
                 poller.register(fd, select.POLLIN)
         while True:
-            events = [fd for fd, _ in poller.poll(1000)]
+            events = [fd for fd, _ in poller.poll(self._poll_ms())]
             if self._wake_read in events:
                 return
             # A rank's last words come before its exit, whatever order the kernel lists them in.
@@ -217,9 +244,38 @@ class RankProcesses:
                 elif fd == rank.pidfd:
                     poller.unregister(fd)
                     rank.process.wait()
-                    self._report(rank.cause or rank.describe_exit())
-            if not events:
+                    self._take_exit(rank)
+            if self._suspicion is not None and time.monotonic() >= self._suspicion[1]:
+                self._report(self._cause_behind(self._suspicion[0]))
+                self._suspicion = None
+            elif not events:
                 self._look_for_stuck_ranks()
+
+    def _poll_ms(self) -> int:
+        if self._suspicion is None:
+            return 1000
+        return max(0, min(1000, int((self._suspicion[1] - time.monotonic()) * 1000) + 1))
+
+    def _take_exit(self, rank: _Rank) -> None:
+        if rank.failed is not None and rank.failed.secondary and rank.process.returncode >= 0:
+            return  # it has said what it knows, and waits behind its suspicion
+        if self._on_left is not None and rank.left_in_order:
+            if all(other.process.poll() is not None and other.left_in_order for other in self._ranks):
+                self._on_left()
+            return
+        self._report(rank.cause or rank.describe_exit())
+
+    def _cause_behind(self, complaint: str) -> str:
+        """Nobody gave a reason: who of this machine kept silent while its peers gave up?"""
+        silent = [rank for rank in self._ranks if rank.failed is None and rank.process.poll() is None]
+        for rank in silent:
+            if rank.is_stopped:
+                return f"{rank.name} is stopped by a signal (SIGSTOP or a debugger); {complaint}"
+        if not silent:
+            return complaint
+        logger.error("%s did not answer; stacks follow", ", ".join(rank.name for rank in silent))
+        self._dump_stacks(silent)
+        return f"{silent[0].name} did not answer its peers; {complaint}"
 
     def _read_status(self, rank: _Rank) -> bool:
         """Take one message of a rank; False at the end of its pipe."""
@@ -232,27 +288,46 @@ class RankProcesses:
                 rank.ready = message
                 self._changed.notify_all()
         elif isinstance(message, io_struct.RankFailed):
+            rank.failed = message
             rank.cause = f"{rank.name}: {message.message}"
-            logger.error("%s failed:\n%s", rank.name, message.traceback, extra={"many_lines": True})
-            self._report(rank.cause)
+            if message.secondary:
+                # Most likely its peer is the cause: the traceback would only point at a socket.
+                logger.error("%s lost its peers: %s", rank.name, message.message)
+                if self._suspicion is None:
+                    self._suspicion = (rank.cause, time.monotonic() + PRIMARY_CAUSE_WAIT_S)
+            else:
+                logger.error("%s failed:\n%s", rank.name, message.traceback, extra={"many_lines": True})
+                self._report(rank.cause)
         return True
 
     def _look_for_stuck_ranks(self) -> None:
+        """One stuck rank holds all its peers up, so all are looked at; the oldest pulse is named."""
+        if self._stopping or self._cause:
+            return
+        stuck = []
         for rank, heartbeat in zip(self._ranks, self._heartbeats):
             age = heartbeat.age()
             # Between forwards a loop turns once a second, but a busy machine may hold it up longer than that.
             allowed = self._watchdog_timeout
             if not heartbeat.in_forward:
                 allowed = max(allowed, _IDLE_LOOP_ALLOWANCE_S)
-            if rank.ready and not self._stopping and allowed < age < float("inf"):
-                logger.error(
-                    "watchdog timeout: %s has made no progress for %.0f s; its stacks follow", rank.name, age
-                )
-                # The rank registers a stack dump for this signal; it goes to its standard error.
-                rank.process.send_signal(signal.SIGUSR1)
-                time.sleep(_DUMP_GRACE_S)
-                self._report(f"{rank.name} made no progress for {age:.0f} s (--watchdog-timeout)")
-                return
+            if rank.ready and allowed < age < float("inf"):
+                stuck.append((rank.is_stopped, age, rank))
+        if not stuck:
+            return
+        stuck.sort(key=lambda entry: entry[:2], reverse=True)
+        is_stopped, age, rank = stuck[0]
+        logger.error("watchdog timeout: %s has made no progress for %.0f s; stacks follow", rank.name, age)
+        self._dump_stacks([rank for _, _, rank in stuck])
+        why = "it is stopped by a signal; " if is_stopped else ""
+        self._report(f"{rank.name} made no progress for {age:.0f} s ({why}--watchdog-timeout)")
+
+    @staticmethod
+    def _dump_stacks(ranks: Sequence[_Rank]) -> None:
+        """A rank registers a stack dump for this signal; it goes to its standard error."""
+        for rank in ranks:
+            rank.process.send_signal(signal.SIGUSR1)
+        time.sleep(_DUMP_GRACE_S)
 
     def _report(self, cause: str) -> None:
         with self._changed:

@@ -11,8 +11,11 @@ from typing import Any
 from sglang.srt.arg_groups import choices
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Derived, Input, Namespace
 
-_ONE_RANK = "use 1: layouts of more than one rank come later"
-_ONE_HOST = "start one server on one machine: deployments across machines come later"
+_STAGES = "leave it out: pipeline stages come later; --tp-size N spreads a model over ranks"
+_EXPERTS = "leave it out: experts come later; --tp-size N spreads a model over ranks"
+_CONTEXT = "leave it out: context parallelism comes later; --tp-size N spreads a model over ranks"
+_SPREADING = "leave it out: this way to spread weights comes later; --tp-size N spreads a model over ranks"
+_ELASTIC = "leave it out: a running deployment cannot grow yet"
 
 
 class Parallel(Namespace, ns=NS("parallel")):
@@ -22,7 +25,7 @@ class Parallel(Namespace, ns=NS("parallel")):
             help="Tensor-parallel ranks.",
             aliases=("--tensor-parallel-size", "--tp"),
             at_least=1,
-            instead=_ONE_RANK,
+            served=True,
         ),
     ] = 1
     pp_size: A[
@@ -31,14 +34,14 @@ class Parallel(Namespace, ns=NS("parallel")):
             help="Pipeline stages.",
             aliases=("--pipeline-parallel-size", "--pp"),
             at_least=1,
-            instead=_ONE_RANK,
+            instead=_STAGES,
         ),
     ] = 1
     pp_max_micro_batch_size: A[
-        int | None, Arg(help="Largest pipeline micro-batch.", at_least=1, instead=_ONE_RANK)
+        int | None, Arg(help="Largest pipeline micro-batch.", at_least=1, instead=_STAGES)
     ] = None
     pp_async_batch_depth: A[
-        int, Arg(help="Extra micro-batches buffered at the last stage.", at_least=0, instead=_ONE_RANK)
+        int, Arg(help="Extra micro-batches buffered at the last stage.", at_least=0, instead=_STAGES)
     ] = 0
     dp_size: A[
         int,
@@ -46,7 +49,7 @@ class Parallel(Namespace, ns=NS("parallel")):
             help="Full replicas of the model behind the data-parallel controller.",
             aliases=("--data-parallel-size", "--dp"),
             at_least=1,
-            instead=_ONE_RANK,
+            served=True,
         ),
     ] = 1
     enable_dp_attention: A[
@@ -55,7 +58,7 @@ class Parallel(Namespace, ns=NS("parallel")):
             help="Older spelling: makes --dp-size the width of attention data parallelism.",
             deprecated="write --attn-dp-size N in place of --enable-dp-attention --dp-size N",
             resolvable=True,
-            instead=_ONE_RANK,
+            served=True,
         ),
     ] = False
     load_balance_method: A[
@@ -63,7 +66,9 @@ class Parallel(Namespace, ns=NS("parallel")):
         Arg(
             help="How the controller spreads requests.",
             choices=choices.LOAD_BALANCE_METHODS,
-            instead=_ONE_RANK,
+            served=("round_robin", "total_requests", "total_tokens"),
+            instead="use round_robin, total_requests or total_tokens; bootstrap rooms come with "
+            "prefill/decode disaggregation",
         ),
     ] = "auto"
     ep_size: A[
@@ -72,7 +77,7 @@ class Parallel(Namespace, ns=NS("parallel")):
             help="Expert-parallel ranks inside the tensor group.",
             aliases=("--expert-parallel-size", "--ep"),
             at_least=1,
-            instead=_ONE_RANK,
+            instead=_EXPERTS,
         ),
     ] = 1
     moe_dp_size: A[
@@ -81,11 +86,11 @@ class Parallel(Namespace, ns=NS("parallel")):
             help="Data-parallel groups of the expert layers.",
             aliases=("--moe-data-parallel-size",),
             at_least=1,
-            instead=_ONE_RANK,
+            instead=_EXPERTS,
         ),
     ] = 1
     moe_dense_tp_size: A[
-        int | None, Arg(help="Tensor width of dense layers in expert models.", at_least=1, instead=_ONE_RANK)
+        int | None, Arg(help="Tensor width of dense layers in expert models.", at_least=1, instead=_EXPERTS)
     ] = None
     attn_cp_size: A[
         int,
@@ -93,14 +98,14 @@ class Parallel(Namespace, ns=NS("parallel")):
             help="Context-parallel ranks of attention.",
             aliases=("--attention-context-parallel-size",),
             at_least=1,
-            instead=_ONE_RANK,
+            instead=_CONTEXT,
         ),
     ] = 1
-    enable_prefill_cp: A[bool, Arg(help="Split long prompts over the context ranks.", instead=_ONE_RANK)] = (
+    enable_prefill_cp: A[bool, Arg(help="Split long prompts over the context ranks.", instead=_CONTEXT)] = (
         False
     )
     cp_strategy: A[
-        str | None, Arg(help="How a prompt is split over the context ranks.", instead=_ONE_RANK)
+        str | None, Arg(help="How a prompt is split over the context ranks.", instead=_CONTEXT)
     ] = None
     dcp_size: A[
         int,
@@ -108,42 +113,68 @@ class Parallel(Namespace, ns=NS("parallel")):
             help="Decode context parallelism: ranks over which one sequence's cache is striped.",
             aliases=("--decode-context-parallel-size",),
             at_least=1,
-            instead=_ONE_RANK,
+            instead=_CONTEXT,
         ),
     ] = 1
     enable_dp_lm_head: A[
         bool,
-        Arg(help="Shard the head over attention-TP under attention data parallelism.", instead=_ONE_RANK),
+        Arg(
+            help="Cut the head over attention-TP under attention data parallelism: replicas score their rows "
+            "without each other, and each holds a whole head.",
+            resolvable=True,
+            served=True,
+        ),
     ] = False
     dwdp_size: A[
         int,
         Arg(
-            help="Ranks over which dense weights are distributed and fetched.", at_least=1, instead=_ONE_RANK
+            help="Ranks over which dense weights are distributed and fetched.", at_least=1, instead=_SPREADING
         ),
     ] = 1
     ep_join_rank_offset: A[
-        int, Arg(help="World rank of the first joiner of an elastic scale-up.", at_least=0, instead=_ONE_RANK)
+        int, Arg(help="World rank of the first joiner of an elastic scale-up.", at_least=0, instead=_ELASTIC)
     ] = 0
     max_ep_size: A[
-        int | None, Arg(help="Room of the world for elastic scale-ups.", at_least=1, instead=_ONE_RANK)
+        int | None, Arg(help="Room of the world for elastic scale-ups.", at_least=1, instead=_ELASTIC)
     ] = None
-    nnodes: A[int, Arg(help="Number of machines.", at_least=1, instead=_ONE_HOST)] = 1
-    node_rank: A[int, Arg(help="Index of this machine.", at_least=0, instead=_ONE_HOST)] = 0
+    nnodes: A[int, Arg(help="Machines that one world of ranks spans.", at_least=1, served=True)] = 1
+    node_rank: A[
+        int,
+        Arg(help="Index of this machine; 0 runs the server, the others only ranks.", at_least=0, served=True),
+    ] = 0
+    use_ray: A[
+        bool,
+        Arg(
+            help="Let a Ray cluster place the ranks on --nnodes of its machines.",
+            instead="leave it out and start one process per machine with --nnodes and --node-rank",
+        ),
+    ] = False
     dist_init_addr: A[
-        str | None, Arg(help="host:port where the ranks meet.", aliases=("--nccl-init-addr",), served=True)
+        str | None,
+        Arg(
+            help="host:port where the ranks meet, on machine 0; replica r of --dp-size takes port + r. "
+            "Without it the ranks of one machine meet in a file and need no port.",
+            aliases=("--nccl-init-addr",),
+            served=True,
+        ),
     ] = None
     nccl_port: A[
         int | None,
         Arg(
-            help="Port of the process group; a free one is drawn when not given.",
-            resolvable=True,
+            help="Port of 127.0.0.1 where the ranks of one machine meet; short for --dist-init-addr.",
             served=True,
             at_least=1,
             at_most=65535,
         ),
     ] = None
     dist_timeout: A[
-        int | None, Arg(help="Seconds that building the process group may take.", served=True, at_least=1)
+        int | None,
+        Arg(
+            help="Seconds until a rank that does not answer its peers is an error: open requests fail and "
+            "the server ends with the cause. 60 when not given. Loading has a limit of its own.",
+            served=True,
+            at_least=1,
+        ),
     ] = None
 
     # What the leaves decide. Not annotated: never in the record.

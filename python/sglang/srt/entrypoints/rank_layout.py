@@ -1,0 +1,143 @@
+"""Owns which ranks this machine starts and what each of them is told: seat, sockets, place to meet.
+
+Used by the engine and by a machine that runs ranks only. It must not start anything, and it knows a rank's
+seat by arithmetic alone: no process group exists yet.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from sglang.srt.arg_groups.parallel_hook import replicas_of, split_address
+from sglang.srt.arg_groups.transport import pack_configuration
+from sglang.srt.managers.ipc import SocketFolder
+from sglang.srt.managers.rank_config import RankConfig
+from sglang.srt.runtime_context import get_parallel
+
+#: Where the leader of another machine listens: any free port of its own address.
+_ANY_PORT = "*"
+
+
+def rank_configs(record: Any, folder: SocketFolder, *, meeting: str | None = None) -> list[RankConfig]:
+    """The ranks of this machine, replica by replica, in world order. `meeting` overrides where they meet."""
+    parallel = get_parallel()
+    world_size = parallel.tp_size * parallel.pp_size
+    replicas = replicas_of(parallel)
+    here = ranks_of_node(world_size, parallel.nnodes, parallel.node_rank)
+    packed = pack_configuration(record)
+    own_host = None if parallel.node_rank == 0 else address_towards(meeting or place_to_meet(folder, 0))
+    configs = []
+    for replica in range(replicas):
+        for world_rank in here:
+            local_rank = len(configs)
+            leads = world_rank % parallel.tp_size % parallel.attn_tp_size == 0
+            listen, server = folder.rank_address(local_rank), folder.server_address
+            if own_host is not None:
+                # The server is elsewhere: it comes to both, at the ports that the leader tells it.
+                listen = server = f"tcp://{own_host}:{_ANY_PORT}"
+            configs.append(
+                RankConfig(
+                    configuration=packed,
+                    world_rank=world_rank,
+                    world_size=world_size,
+                    local_rank=local_rank,
+                    ranks_on_host=replicas * len(here),
+                    rendezvous=meeting or place_to_meet(folder, replica),
+                    dp_rank=replica if replicas > 1 else None,
+                    folder=str(folder.path),
+                    listen=listen if leads else None,
+                    server=server if leads else None,
+                    heartbeat=str(folder.heartbeat_path(local_rank)),
+                    parent_pid=os.getpid(),
+                )
+            )
+    return configs
+
+
+def ranks_of_node(world_size: int, nodes: int, node: int) -> range:
+    """World ranks of one machine: a contiguous block, so that neighbours of a tensor group share it."""
+    width = world_size // nodes
+    return range(node * width, (node + 1) * width)
+
+
+def place_to_meet(folder: SocketFolder, replica: int) -> str:
+    """A file of this machine, or what the operator stated; each replica has a place of its own."""
+    stated = stated_address()
+    if stated is None:
+        return f"file:{folder.path / f'meeting{replica}'}"
+    host, port = stated
+    return f"tcp://{_bracketed(host)}:{port + replica}"
+
+
+def stated_address() -> tuple[str, int] | None:
+    """Host and first port of --dist-init-addr or --nccl-port."""
+    parallel = get_parallel()
+    if parallel.dist_init_addr is not None:
+        return split_address(parallel.dist_init_addr)
+    return None if parallel.nccl_port is None else ("127.0.0.1", parallel.nccl_port)
+
+
+def refuse_taken_ports() -> None:
+    """`ValueError` naming the first stated port that ranks of this machine could not bind, before anything is
+    started.
+    """
+    stated, parallel = stated_address(), get_parallel()
+    if stated is None or parallel.node_rank != 0:
+        return
+    host, first = stated
+    for replica in range(replicas_of(parallel)):
+        port = first + replica
+        try:
+            _try_port(host, port)
+        except OSError as error:
+            raise ValueError(_refusal(host, port, replica, error)) from error
+
+
+def _try_port(host: str, port: int) -> None:
+    family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address[0], 0))  # not an address of this machine: said apart from a port in use
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # The meeting place takes the port on every address of the machine.
+        probe.bind(("", port))
+        probe.listen(1)
+
+
+def _refusal(host: str, port: int, replica: int, error: OSError) -> str:
+    flag = "--dist-init-addr" if get_parallel().dist_init_addr is not None else "--nccl-port"
+    whose = f" (replica {replica} of --dp-size meets there)" if replicas_of(get_parallel()) > 1 else ""
+    return (
+        f"{flag}: the ranks cannot meet at {host}:{port}{whose}: {error.strerror or error}; choose a host "
+        "that is an address of this machine and ports that nobody uses, or leave the flag out on one machine"
+    )
+
+
+def address_towards(meeting: str) -> str:
+    """The address of this machine on the way to the meeting place; no packet is sent."""
+    host, port = split_address(meeting.removeprefix("tcp://"))
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        own: str = probe.getsockname()[0]
+    return _bracketed(own)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def layout_line(num_here: int) -> str:
+    """The layout in one line, for the log."""
+    parallel = get_parallel()
+    replicas, world_size = replicas_of(parallel), parallel.tp_size * parallel.pp_size
+    parts = [f"tp_size={parallel.tp_size}"]
+    if parallel.attn_dp_size > 1:
+        parts += [f"attn_dp_size={parallel.attn_dp_size}", f"attn_tp_size={parallel.attn_tp_size}"]
+    if replicas > 1:
+        parts.append(f"dp_size={replicas}")
+    ranks = replicas * world_size
+    where = "" if parallel.nnodes == 1 else f", {num_here} of them on this machine of {parallel.nnodes}"
+    return f"{' '.join(parts)}: {ranks} rank{'s' if ranks > 1 else ''}{where}"

@@ -15,8 +15,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult, LogprobAsk
+from sglang.srt.batch.forward_batch import (
+    DpStep,
+    ForwardBatch,
+    ForwardMode,
+    GenerationBatchResult,
+    LogprobAsk,
+)
+from sglang.srt.distributed import parallel_state
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.allocator import make_slot_allocator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
@@ -26,7 +34,8 @@ from sglang.srt.messages.io_struct import (
     TokenizedGenerateReqInput,
     TokenLogprob,
 )
-from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.model_executor.result_broadcast import share_result
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
@@ -108,7 +117,9 @@ class FakeWorker:
     """The surface of a tensor-parallel worker. Scripts: `next_token(ids)` replaces the fake choice,
     `failure(ids)` may fail a row.
 
-    `forwards` counts forwards by mode, `rows` new tokens by mode, `batch_sizes` lists every batch.
+    `forwards` counts forwards by mode, `rows` new tokens by mode, `batch_sizes` lists every batch and `steps`
+    what the replicas agreed on for each forward. Over several ranks only the leader's choice counts, and a
+    forward of a data-parallel step meets the other ranks of the tensor group, as a real one does.
     """
 
     def __init__(
@@ -130,12 +141,19 @@ class FakeWorker:
         self.forwards = {"extend": 0, "decode": 0}
         self.rows = {"extend": 0, "decode": 0}
         self.batch_sizes: list[int] = []
+        self.steps: list[DpStep | None] = []
 
     def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult:
         mode = batch.forward_mode.value
-        self.forwards[mode] += 1
-        self.rows[mode] += batch.num_tokens
+        self.forwards[mode] = self.forwards.get(mode, 0) + 1
+        self.rows[mode] = self.rows.get(mode, 0) + batch.num_tokens
         self.batch_sizes.append(batch.batch_size)
+        self.steps.append(batch.dp_step)
+        if batch.dp_step is not None:
+            self._meet_the_others(batch, batch.dp_step)
+        if batch.forward_mode is ForwardMode.IDLE:
+            assert batch.dp_step is not None, "an idle forward has no place outside a data-parallel step"
+            return GenerationBatchResult([], [])
         self._check_shapes(batch)
         slots = batch.out_cache_loc.numpy()
         self._ids_in_slots[slots] = batch.input_ids.numpy()
@@ -145,7 +163,15 @@ class FakeWorker:
             self._row(batch, place, result)
         if batch.logprob_asks is None:
             result.output_logprobs = result.input_logprobs = None
-        return result
+        return share_result(batch, lambda: result)
+
+    def _meet_the_others(self, batch: ForwardBatch, step: DpStep) -> None:
+        parallel = get_parallel()
+        mine = torch.tensor([[batch.num_tokens, batch.num_logit_rows]])
+        everyone = parallel.tp_group.all_gather(mine).tolist()
+        ranks_each = len(everyone) // parallel.attn_dp_size
+        agreed = zip(step.num_tokens, step.num_logit_rows, strict=True)
+        assert everyone == [list(sizes) for sizes in agreed for _ in range(ranks_each)]
 
     def _check_shapes(self, batch: ForwardBatch) -> None:
         assert batch.num_tokens == sum(batch.extend_lens) == len(batch.positions) == len(batch.out_cache_loc)
@@ -284,20 +310,26 @@ def create_scheduler(
     page_size: int = 1,
     max_requests: int = 64,
     context_len: int = 2048,
+    world_rank: int = 0,
     **server_args_fields: Any,
 ) -> Scheduler:
     """Publish a record with these fields and build a scheduler over a `FakeWorker` and a `MemoryChannel`.
 
-    They are reachable as `scheduler.worker` and `scheduler.channel`. Call `reset_context()` when done.
+    They are reachable as `scheduler.worker` and `scheduler.channel` (None on a peer of an attention-TP
+    group). Call `reset_context()` when done.
     """
     record = ServerArgs(
         **{"model_path": "dummy", "chunked_prefill_size": 512, "page_size": page_size, **server_args_fields}
     )
-    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None))
+    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, dp_rank=None))
+    parallel = get_parallel()
+    if parallel.tp_size > 1:
+        parallel_state.initialize_model_parallel()
     worker = FakeWorker(
         pool_tokens=pool_tokens, page_size=page_size, max_requests=max_requests, context_len=context_len
     )
-    return Scheduler(worker, tokenizer=FakeTokenizer(), channel=MemoryChannel())
+    channel = MemoryChannel() if parallel.attn_tp_rank == 0 else None
+    return Scheduler(worker, tokenizer=FakeTokenizer(), channel=channel)
 
 
 def run(

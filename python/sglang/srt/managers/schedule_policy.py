@@ -128,6 +128,16 @@ class NewTokenRatio:
         self._steps_kept_free = envs.SGLANG_RETRACT_DECODE_STEPS.get()
         self.value = self._first
 
+    def settings(self) -> dict[str, float]:
+        """Every number that decides here, for ranks that must decide alike."""
+        return {
+            "new token ratio": self._first,
+            "least new token ratio": self._least,
+            "new token ratio fall": self._fall,
+            "max new tokens estimation": self._clip,
+            "retract decode steps": self._steps_kept_free,
+        }
+
     def reset(self) -> None:
         """Nothing runs: what was learned from the last requests does not bind the next ones."""
         self.value = self._first

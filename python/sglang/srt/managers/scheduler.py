@@ -1,8 +1,8 @@
 """Owns the loop of one rank: receive, plan, run, process, stream out, and rest when there is nothing to do.
 
-Started by the rank process with a worker and a channel; tests drive it with `step`. It must not know how
-any of its parts work, and it never swallows an exception: a step that fails for no single request's sake
-ends the rank.
+Started by the rank process with a worker and (a leader of an attention-TP group) a channel; tests drive it
+with `step`. It must not know how any of its parts work, and it never swallows an exception: a step that fails
+for no single request's sake ends the rank.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
-from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult
-from sglang.srt.managers.schedule_batch import Roster, ScheduledBatch
-from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, GenerationBatchResult
+from sglang.srt.managers.schedule_batch import Roster
+from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner, Plan
 from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
+from sglang.srt.managers.scheduler_components.dp_attn import Agreement, DpAttnSync
+from sglang.srt.managers.scheduler_components.group_channel import Channel, GroupChannel
 from sglang.srt.managers.scheduler_components.invariant_checker import InvariantChecker
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.load import SchedulerLoad
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
+from sglang.srt.managers.scheduler_components.placement_report import PlacementReporter, replica_number
+from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer
 from sglang.srt.managers.scheduler_components.request_receiver import RequestReceiver
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher, end_ids_of_model
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -27,14 +31,17 @@ from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.mem_cache.request_kv import RequestKV
 from sglang.srt.messages.io_struct import (
     AbortReq,
+    DispatchedReq,
     FlushCacheReqInput,
     FlushCacheReqOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
+    GetPlacementReq,
     ShutdownReq,
     TokenizedGenerateReqInput,
 )
 from sglang.srt.platforms.cpu import available_memory_bytes
+from sglang.srt.runtime_context import get_parallel
 
 logger = logging.getLogger(__name__)
 
@@ -55,30 +62,30 @@ class Worker(Protocol):
     def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult: ...
 
 
-class Channel(Protocol):
-    """Where requests come from and answers go."""
-
-    def recv_all(self) -> list[Any]: ...
-
-    def wait(self, timeout_s: float) -> Any: ...
-
-    def send(self, message: Any) -> Any: ...
-
-
 class Scheduler:
-    """Continuous batching over one worker. Configuration is read from the published namespaces."""
+    """Continuous batching over one worker. Configuration is read from the published namespaces.
 
-    def __init__(self, worker: Worker, *, tokenizer: Any, channel: Channel, heartbeat: Any = None) -> None:
+    `channel` is None on the ranks that hold the same requests as their leader: they run the same loop on
+    what the leader hears, so that all of them plan the same batches.
+    """
+
+    def __init__(
+        self, worker: Worker, *, tokenizer: Any, channel: Channel | None, heartbeat: Any = None
+    ) -> None:
         limits = SchedulerLimits.from_published(worker)
         self.worker = worker
         self.channel = channel
+        self.group = group = GroupChannel(channel)
+        self.dp_rank = replica_number()
+        self._dp_attn = DpAttnSync() if get_parallel().attn_dp_size > 1 else None
+        self._delayer = PrefillDelayer.from_published()
         self._heartbeat = heartbeat
         self._stopping = False
         self.roster = roster = Roster()
         self.kv = kv = RequestKV(
             worker.req_to_token_pool, worker.token_to_kv_pool_allocator, _make_prefix_cache(limits)
         )
-        self.streamer = OutputStreamer(channel.send, limits)
+        self.streamer = OutputStreamer(group.send, limits, dp_rank=self.dp_rank)
         self.planner = BatchPlanner(roster, kv, limits)
         stop_matcher = StopMatcher(
             tokenizer,
@@ -95,8 +102,11 @@ class Scheduler:
             streamer=self.streamer,
             stop_matcher=stop_matcher,
         )
-        self.load = SchedulerLoad(roster, kv, limits)
+        self.load = SchedulerLoad(
+            roster, kv, limits, self.streamer, dp_rank=self.dp_rank, is_leader=group.is_leader
+        )
         self.invariants = InvariantChecker(roster, kv)
+        group.require_equal("scheduler's limits", limits.settings() | self.planner.settings())
         logger.info("%s, available_cpu_mem=%.2f GB", limits.summary(), available_memory_bytes() / 2**30)
 
     def run_event_loop(self) -> None:
@@ -107,50 +117,93 @@ class Scheduler:
             worked = self.step()
             if self._heartbeat is not None:
                 self._heartbeat.turn()
-            if not worked and not self._stopping:
-                self.channel.wait(IDLE_WAIT_S)
+            if not worked and not self._stopping and (self._dp_attn is None or self._dp_attn.may_rest):
+                self.group.rest(IDLE_WAIT_S)
 
     def step(self) -> bool:
-        """One turn; True while requests are left."""
-        for message in self.channel.recv_all():
-            self._handle(message)
+        """One turn; True while requests are left, with attention DP on any replica of the tensor group: all
+        its ranks turn together and get the same answer.
+        """
+        now, messages = self.group.receive()
+        for message in messages:
+            self._handle(message, now)
+        plan = self._plan(now)
+        agreement = None if self._dp_attn is None else self._agree(self._dp_attn, plan)
         if self._stopping:
             return False
-        self.receiver.expire()
-        plan = self.planner.plan()
+        self._take_step(plan, None if agreement is None else agreement.step)
+        self.streamer.flush()
+        if self.roster.is_idle:
+            self.planner.note_idle()
+            self.invariants.check_idle()
+        return not self.roster.is_idle if agreement is None else agreement.has_requests
+
+    def _plan(self, now: float) -> Plan:
+        """This replica's batch. A rank that is about to leave votes all the same: the others wait for it."""
+        may_start = self._delayer is None or self._delayer.may_start(
+            can_start=self.planner.can_start,
+            is_in_prompt=self.roster.prefilling is not None,
+            token_usage=self.kv.used() / self.kv.size,
+        )
+        if self._stopping:
+            return Plan()
+        self.receiver.expire(now)
+        plan = self.planner.plan(may_start=may_start)
         self.load.num_retractions += len(plan.retracted)
         for req in plan.ended:
             self.streamer.collect(req)
-        if plan.batch is not None:
-            self.processor.process(plan.batch, self._run(plan.batch))
-            self.load.count(plan.batch)
-        self.streamer.flush()
-        if not self.roster.is_idle:
-            return True
-        self.planner.note_idle()
-        self.invariants.check_idle()
-        return False
+        return plan
 
-    def _run(self, batch: ScheduledBatch) -> GenerationBatchResult:
+    def _agree(self, dp_attn: DpAttnSync, plan: Plan) -> Agreement:
+        agreement = dp_attn.agree(
+            stopping=self._stopping,
+            has_requests=not self.roster.is_idle,
+            batch=None if plan.batch is None else plan.batch.forward,
+        )
+        self._stopping = agreement.stopping
+        return agreement
+
+    def _take_step(self, plan: Plan, dp_step: DpStep | None) -> None:
+        """The forward of this turn; with nothing planned here, this replica's part of the others' forward."""
+        batch = plan.batch
+        if batch is not None:
+            batch.forward.dp_step = dp_step
+            result = self._run(batch.forward)
+            self.processor.process(batch, result)
+            self.load.count(batch, result)
+        elif dp_step is not None:
+            self._run(ForwardBatch.idle(dp_step, self.planner.device))
+            self.load.num_idle_forwards += 1
+
+    def _run(self, forward: ForwardBatch) -> GenerationBatchResult:
         if self._heartbeat is None:
-            return self.worker.forward_batch_generation(batch.forward)
+            return self.worker.forward_batch_generation(forward)
         self._heartbeat.forward_begin()
         try:
-            return self.worker.forward_batch_generation(batch.forward)
+            return self.worker.forward_batch_generation(forward)
         finally:
             self._heartbeat.forward_end()
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: Any, now: float) -> None:
+        if self._dp_attn is not None:
+            self._dp_attn.count_received(message)
         match message:
             case TokenizedGenerateReqInput():
-                self.receiver.accept(message)
+                self.load.num_received += 1
+                self.receiver.accept(message, now)
             case AbortReq():
                 self.receiver.abort(message)
             case FlushCacheReqInput():
-                self.channel.send(self._flush_cache(message))
+                self.group.send(self._flush_cache(message))
             case GetInternalStateReq():
                 state = self.load.state(self.planner.new_token_ratio)
-                self.channel.send(GetInternalStateReqOutput(call_id=message.call_id, state=state))
+                self.group.send(
+                    GetInternalStateReqOutput(call_id=message.call_id, state=state, dp_rank=self.dp_rank)
+                )
+            case GetPlacementReq():
+                self.group.send(PlacementReporter().report(message.call_id))
+            case DispatchedReq() if self._dp_attn is not None:
+                pass  # counted above
             case ShutdownReq():
                 self._stopping = True
             case _:
@@ -164,6 +217,7 @@ class Scheduler:
             return FlushCacheReqOutput(
                 call_id=message.call_id,
                 success=False,
+                dp_rank=self.dp_rank,
                 message=(
                     f"the cache is in use: {roster.num_started} requests run and {len(roster.waiting)} wait; "
                     "let them end or abort them first"
@@ -171,7 +225,7 @@ class Scheduler:
             )
         self.kv.flush()
         logger.info("Cache flushed")
-        return FlushCacheReqOutput(call_id=message.call_id, success=True)
+        return FlushCacheReqOutput(call_id=message.call_id, success=True, dp_rank=self.dp_rank)
 
 
 def _make_prefix_cache(limits: SchedulerLimits) -> BasePrefixCache:

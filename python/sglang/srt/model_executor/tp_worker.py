@@ -1,7 +1,7 @@
 """Owns what the scheduler sees of a rank: sizes, pools, and one call that turns a batch into tokens.
 
 Built by the rank process after publishing; read by the scheduler. It must not schedule, and holds no request
-state: whatever a row needs arrives with the batch.
+state: whatever a row needs arrives with the batch. Only the leader of an attention-TP group draws.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.messages.io_struct import TokenLogprob
 from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.result_broadcast import share_result
 
 
 class TpModelWorker:
@@ -33,10 +34,16 @@ class TpModelWorker:
 
     @torch.inference_mode()
     def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult:
-        """Run the model over the batch and draw a token for every request that is complete."""
+        """Run the model over the batch and draw a token for every request that is complete.
+
+        An idle batch of a data-parallel step runs for the sake of the collectives in it, and gives nothing.
+        """
         if batch.batch_size == 0:
+            if batch.dp_step is not None:
+                self.model_runner.forward(batch)
             return GenerationBatchResult([], [], None, None)
-        return self._sample(batch, self.model_runner.forward(batch))
+        output = self.model_runner.forward(batch)
+        return share_result(batch, lambda: self._sample(batch, output))
 
     def _sample(self, batch: ForwardBatch, output: LogitsProcessorOutput) -> GenerationBatchResult:
         asks = batch.logprob_asks

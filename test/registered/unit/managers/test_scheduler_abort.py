@@ -10,7 +10,7 @@ import pytest
 
 from sglang.srt.environ import envs
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.managers.scheduler_components import request_receiver
+from sglang.srt.managers.scheduler_components import group_channel
 from sglang.srt.messages.io_struct import AbortReq
 from sglang.test.mock_model import answers, expected_output, make_request, run
 
@@ -125,7 +125,7 @@ def test_a_request_ends_when_its_time_in_the_queue_or_in_the_batch_is_over(
 ) -> None:
     variable = {"waiting": envs.SGLANG_REQ_WAITING_TIMEOUT, "running": envs.SGLANG_REQ_RUNNING_TIMEOUT}[stage]
     now = [100.0]
-    monkeypatch.setattr(request_receiver.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(group_channel.time, "monotonic", lambda: now[0])
     with variable.override(5.0):
         scheduler = new_scheduler(max_running_requests=1)
     scheduler.channel.inbox.extend([make_request("running", PROMPT, 9), make_request("waiting", PROMPT, 9)])

@@ -20,7 +20,13 @@ class Schedule(Namespace, ns=NS("schedule")):
         ),
     ] = None
     max_running_requests: A[
-        int | None, Arg(help="Most requests decoded at once.", resolvable=True, served=True, at_least=1)
+        int | None,
+        Arg(
+            help="Most requests decoded at once; attention-DP replicas share it, at least 1 each.",
+            resolvable=True,
+            served=True,
+            at_least=1,
+        ),
     ] = None
     max_queued_requests: A[
         int | None, Arg(help="Most requests waiting; one more is answered 503.", served=True, at_least=0)
@@ -86,6 +92,25 @@ class Schedule(Namespace, ns=NS("schedule")):
     scheduler_recv_interval: A[int, Arg(help="Look for requests every N turns.", at_least=1)] = 1
     enable_mixed_chunk: A[bool, Arg(help="Put decode rows into prefill batches.")] = False
     prefill_decode_interval: A[int | None, Arg(help="Decode rounds between two prefill batches.")] = None
+    enable_prefill_delayer: A[
+        bool,
+        Arg(
+            help="With attention data parallelism: start prompts when all replicas can start one.",
+            served=True,
+        ),
+    ] = False
+    prefill_delayer_max_delay_passes: A[
+        int, Arg(help="Turns for which prompts are held back at most.", served=True, at_least=0)
+    ] = 30
+    prefill_delayer_token_usage_low_watermark: A[
+        float | None,
+        Arg(
+            help="A replica that waits and uses less than this share of its KV pool is not held back.",
+            served=True,
+            at_least=0,
+            at_most=1,
+        ),
+    ] = None
     retraction_policy: A[
         str,
         Arg(help="Who goes back to the queue when the pool runs out.", choices=choices.RETRACTION_POLICIES),

@@ -72,10 +72,27 @@ class BatchPlanner:
     def new_token_ratio(self) -> float:
         return self._ratio.value
 
-    def plan(self) -> Plan:
-        """The next step's work. Slots of the batch are allocated when it returns."""
+    def settings(self) -> dict[str, float]:
+        """Numbers from the environment that decide a plan."""
+        return self._ratio.settings()
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are made."""
+        return self._device
+
+    @property
+    def can_start(self) -> bool:
+        """True while somebody waits and a row is left; whether the pool has room shows when it is planned."""
+        return bool(self._roster.waiting) and self._roster.num_started < self._limits.max_running_requests
+
+    def plan(self, *, may_start: bool = True) -> Plan:
+        """The next step's work. Slots of the batch are allocated when it returns.
+
+        Without `may_start` no waiting request starts; a prompt that is partly computed goes on.
+        """
         plan = Plan()
-        parts = self._plan_prefill()
+        parts = self._plan_prefill(may_start)
         if parts:
             plan.batch = make_prefill_batch(parts, self._device)
         elif self._roster.running:
@@ -94,9 +111,10 @@ class BatchPlanner:
     # --- prefill
     # --------------------------------------------------------------------------------------------------
 
-    def _plan_prefill(self) -> list[PrefillPart]:
+    def _plan_prefill(self, may_start: bool) -> list[PrefillPart]:
         roster = self._roster
-        if roster.prefilling is None and not roster.waiting:
+        starts = may_start and bool(roster.waiting)
+        if roster.prefilling is None and not starts:
             return []
         budget = self._new_budget()
         parts: list[PrefillPart] = []
@@ -106,7 +124,7 @@ class BatchPlanner:
             parts.append(part)
             if part.completes_prompt:
                 roster.prefilling = None
-        if roster.waiting and budget.tokens > 0 and budget.requests > 0:
+        if starts and budget.tokens > 0 and budget.requests > 0:
             self._admit(parts, budget)
         return parts
 

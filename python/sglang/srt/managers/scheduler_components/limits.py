@@ -6,10 +6,11 @@ an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang.srt.environ import envs
+from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import requests_of_one_replica
 from sglang.srt.runtime_context import get_memory, get_observability, get_schedule, get_serving
 
 
@@ -49,7 +50,7 @@ class SchedulerLimits:
         if chunk == 0 or chunk < -1:
             raise ValueError(f"chunked_prefill_size: must be -1 (off) or at least 1, got {chunk}")
         rows = worker.req_to_token_pool.size
-        running = schedule.max_running_requests
+        running = requests_of_one_replica(schedule.max_running_requests)
         return cls(
             pool_size=worker.token_to_kv_pool_allocator.size,
             page_size=worker.page_size,
@@ -70,6 +71,10 @@ class SchedulerLimits:
             waiting_timeout_s=envs.SGLANG_REQ_WAITING_TIMEOUT.get(),
             running_timeout_s=envs.SGLANG_REQ_RUNNING_TIMEOUT.get(),
         )
+
+    def settings(self) -> dict[str, Any]:
+        """Every number by name, for ranks that must decide alike."""
+        return asdict(self)
 
     def summary(self) -> str:
         """The line that tools look for once the pool is there."""

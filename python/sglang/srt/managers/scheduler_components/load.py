@@ -10,22 +10,39 @@ import logging
 import time
 from typing import Any
 
+from sglang.srt.batch.forward_batch import GenerationBatchResult
 from sglang.srt.managers.schedule_batch import PrefillPart, Roster, ScheduledBatch
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
+from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
 from sglang.srt.mem_cache.request_kv import RequestKV
 
 logger = logging.getLogger(__name__)
 
 
 class SchedulerLoad:
-    """Counts what happened since the start; one log line per prefill batch and one every
-    `decode_log_interval` decode batches.
+    """Counts what happened to this replica since the start; one log line per prefill batch and one every
+    `decode_log_interval` decode batches, from the leader of the ranks that hold the same requests.
     """
 
-    def __init__(self, roster: Roster, kv: RequestKV, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        kv: RequestKV,
+        limits: SchedulerLimits,
+        streamer: OutputStreamer,
+        *,
+        dp_rank: int = 0,
+        is_leader: bool = True,
+    ) -> None:
         self._roster = roster
         self._kv = kv
         self._limits = limits
+        self._streamer = streamer
+        self._dp_rank = dp_rank
+        self._log_level = logging.INFO if is_leader else logging.DEBUG
+        self.num_received = 0
+        self.num_generated_tokens = 0
+        self.num_idle_forwards = 0
         self.num_prefill_forwards = 0
         self.num_decode_forwards = 0
         self.num_retractions = 0
@@ -36,8 +53,9 @@ class SchedulerLoad:
         self._decode_log_time = time.perf_counter()
         self._prefill_log_time = self._decode_log_time
 
-    def count(self, batch: ScheduledBatch) -> None:
+    def count(self, batch: ScheduledBatch, result: GenerationBatchResult) -> None:
         """A forward over `batch` has been processed."""
+        self.num_generated_tokens += sum(token is not None for token in result.next_token_ids)
         if batch.parts is None:
             self.num_decode_forwards += 1
             self._decoded_since_log += len(batch.reqs)
@@ -52,6 +70,10 @@ class SchedulerLoad:
         used = self._kv.used()
         hit_rate = self._cached_prompt_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
         return {
+            "dp_rank": self._dp_rank,
+            "num_requests_received": self.num_received,
+            "num_requests_finished": self._streamer.num_ended,
+            "num_generated_tokens": self.num_generated_tokens,
             "num_running_reqs": self._roster.num_started,
             "num_queue_reqs": len(self._roster.waiting),
             "num_used_tokens": used,
@@ -64,6 +86,7 @@ class SchedulerLoad:
             "forward_ct": self.num_prefill_forwards + self.num_decode_forwards,
             "forward_ct_prefill": self.num_prefill_forwards,
             "forward_ct_decode": self.num_decode_forwards,
+            "forward_ct_idle": self.num_idle_forwards,
             "num_retractions": self.num_retractions,
             "new_token_ratio": new_token_ratio,
             "avg_spec_accept_length": None,
@@ -77,7 +100,8 @@ class SchedulerLoad:
         cached = sum(part.start for part in parts if part.start == part.req.cached_tokens)
         self._prompt_tokens += new + cached
         self._cached_prompt_tokens += cached
-        logger.info(
+        logger.log(
+            self._log_level,
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
             "#running-req: %d, #queue-req: %d, input throughput (token/s): %.2f",
             len(parts),
@@ -94,7 +118,8 @@ class SchedulerLoad:
         self.last_gen_throughput = self._decoded_since_log / max(now - self._decode_log_time, 1e-9)
         self._decode_log_time, self._decoded_since_log = now, 0
         used = self._kv.used()
-        logger.info(
+        logger.log(
+            self._log_level,
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, cuda graph: False, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
             len(self._roster.running),

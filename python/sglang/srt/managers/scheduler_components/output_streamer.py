@@ -24,8 +24,12 @@ class OutputStreamer:
     reported rarely.
     """
 
-    def __init__(self, send: Callable[[BatchTokenIDOutput], None], limits: SchedulerLimits) -> None:
+    def __init__(
+        self, send: Callable[[BatchTokenIDOutput], None], limits: SchedulerLimits, *, dp_rank: int = 0
+    ) -> None:
         self._send = send
+        self._dp_rank = dp_rank
+        self.num_ended = 0  # requests whose end was taken, refusals included
         self._interval = limits.stream_interval
         self._hidden_interval = limits.hidden_stream_interval
         self._outputs: list[TokenOutput] = []
@@ -39,6 +43,8 @@ class OutputStreamer:
                     return
             elif req.num_sent and unsent < (req.sampling.params.stream_interval or self._interval):
                 return
+        else:
+            self.num_ended += 1
         first, sent = req.num_sent == 0, req.num_sent
         req.num_sent = len(req.output_ids)
         self._outputs.append(
@@ -59,6 +65,7 @@ class OutputStreamer:
 
     def refuse(self, message: TokenizedGenerateReqInput, reason: FinishReason) -> None:
         """Answer a request that never entered the queue."""
+        self.num_ended += 1
         self._outputs.append(
             TokenOutput(
                 rid=message.rid,
@@ -77,4 +84,4 @@ class OutputStreamer:
         """Send what was taken since the last flush, as one message."""
         if self._outputs:
             outputs, self._outputs = self._outputs, []
-            self._send(BatchTokenIDOutput(outputs=outputs))
+            self._send(BatchTokenIDOutput(outputs=outputs, dp_rank=self._dp_rank))

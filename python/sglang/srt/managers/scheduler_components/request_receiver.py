@@ -6,7 +6,6 @@ Called by the scheduler at the start of every step. It must not plan; what it ta
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -43,8 +42,8 @@ class RequestReceiver:
         self._num_arrived = 0
         self._has_deadlines = limits.waiting_timeout_s > 0 or limits.running_timeout_s > 0
 
-    def accept(self, message: TokenizedGenerateReqInput) -> None:
-        """Queue a request, or answer at once why not."""
+    def accept(self, message: TokenizedGenerateReqInput, now: float) -> None:
+        """Queue a request that arrived at `now`, or answer at once why not."""
         reason = self._reason_to_refuse(message)
         if reason is not None:
             self._streamer.refuse(message, reason)
@@ -59,8 +58,7 @@ class RequestReceiver:
         row = SamplingRow(params, params.sampling_seed, self._stop_matcher.end_ids(params))
         req = Req(message, row, allowed, self._num_arrived)
         self._num_arrived += 1
-        if self._has_deadlines:
-            req.queued_at = time.monotonic()
+        req.queued_at = now
         self._planner.note_arrival(req)
 
     def _reason_to_refuse(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
@@ -116,11 +114,13 @@ class RequestReceiver:
                 FinishReason(type="abort", message="Aborted"),
             )
 
-    def expire(self) -> None:
-        """End requests that waited or ran longer than the environment allows."""
+    def expire(self, now: float) -> None:
+        """End requests that waited or ran longer than the environment allows at `now`, which is the group's
+        time: all ranks end them in the same turn.
+        """
         if not self._has_deadlines:
             return
-        now, limits = time.monotonic(), self._limits
+        limits = self._limits
         for req in self._roster.started():
             if req.started_at is None:
                 req.started_at = now

@@ -1,18 +1,21 @@
 """Owns the size of the key/value pool and of the request table, and makes both.
 
 Called once by the model runner, after the weights are loaded. It must not lay pages out (the attention back
-end's layout does) nor hand slots out (the allocator does).
+end's layout does) nor hand slots out (the allocator does). All ranks of a world get pools of one size: they
+plan alike.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from sglang.srt.arg_groups.schedule_hook import default_rows
-from sglang.srt.constants import CPU_KV_POOL_MAX_BYTES, CPU_KV_POOL_SHARE
+from sglang.srt.constants import CPU_KV_POOL_MAX_BYTES, CPU_KV_POOL_SHARE, LOAD_TIMEOUT_S
 from sglang.srt.layers.attention.base_attn_backend import KVLayout, KVSpec
 from sglang.srt.mem_cache.allocator import SlotAllocator, make_slot_allocator
 from sglang.srt.mem_cache.memory_pool import PagedKVPool, ReqToTokenPool
@@ -36,7 +39,22 @@ def ranks_on_this_host() -> int:
     """Ranks that share the memory of this machine: replicas x pipeline x tensor, over the machines."""
     parallel = get_parallel()
     replicas = 1 if parallel.enable_dp_attention else parallel.dp_size
-    return max(1, replicas * parallel.pp_size * parallel.tp_size // parallel.nnodes)
+    return max(1, -(-replicas * parallel.pp_size * parallel.tp_size // parallel.nnodes))
+
+
+def requests_of_one_replica(max_running_requests: int | None) -> int | None:
+    """The flag counts requests of a whole tensor group: each attention-DP replica runs its share."""
+    if max_running_requests is None:
+        return None
+    return max(1, max_running_requests // get_parallel().attn_dp_size)
+
+
+class HostMemory(NamedTuple):
+    """What one rank saw of its host's memory, before its weights were loaded and after."""
+
+    node: int
+    before: int
+    now: int
 
 
 def pool_budget_bytes(
@@ -45,11 +63,40 @@ def pool_budget_bytes(
     """Bytes that one rank may give to keys and values.
 
     Without a fraction: the smaller of 2 GiB and a quarter of what is available now, over all ranks. With one:
-    that share of what was available before the weights were loaded, less what they took.
+    that share of what was available before any weights were loaded, less what all of them took.
     """
     if mem_fraction is None:
         return min(CPU_KV_POOL_MAX_BYTES, int(available_now * CPU_KV_POOL_SHARE)) // ranks
-    return int(available_before * mem_fraction) // ranks - max(0, available_before - available_now)
+    taken = max(0, available_before - available_now)
+    return (int(available_before * mem_fraction) - taken) // ranks
+
+
+def least_budget_bytes(seen: Sequence[HostMemory], *, mem_fraction: float | None, ranks: int) -> int:
+    """What every rank of the world can afford: of each host the largest number before and the smallest now
+    (ranks load at the same time), and of the hosts the poorest.
+    """
+    hosts: dict[int, list[HostMemory]] = {}
+    for memory in seen:
+        hosts.setdefault(memory.node, []).append(memory)
+    return min(
+        pool_budget_bytes(
+            available_before=max(memory.before for memory in host),
+            available_now=min(memory.now for memory in host),
+            mem_fraction=mem_fraction,
+            ranks=ranks,
+        )
+        for host in hosts.values()
+    )
+
+
+def _seen_by_all_ranks(mine: HostMemory) -> list[HostMemory]:
+    """One entry a rank of the world. Waits for the slowest loader, whose weights count too."""
+    parallel = get_parallel()
+    if parallel.tp_size * parallel.pp_size == 1:
+        return [mine]
+    world = parallel.world_group
+    world.barrier(timeout_s=LOAD_TIMEOUT_S)
+    return [HostMemory(*entry) for entry in world.all_gather_object(list(mine))]
 
 
 def pool_tokens(
@@ -97,16 +144,23 @@ def make_kv_pools(
     available_before: int,
     available_now: int,
 ) -> KVPools:
-    """Size and make the pools of this rank from the published flags."""
-    schedule = get_schedule()
+    """Size and make the pools of this rank from the published flags and what all ranks can afford."""
+    schedule, parallel = get_schedule(), get_parallel()
     page_size = schedule.page_size or 1
-    rows = schedule.max_running_requests or default_rows(context_len, schedule.max_total_tokens)
-    budget = pool_budget_bytes(
-        available_before=available_before,
-        available_now=available_now,
-        mem_fraction=schedule.mem_fraction_static,
-        ranks=ranks_on_this_host(),
-    )
+    wanted_rows = schedule.max_running_requests or default_rows(context_len, schedule.max_total_tokens)
+    rows = requests_of_one_replica(wanted_rows)
+    assert rows is not None
+    if parallel.attn_dp_size > 1:
+        logger.info(
+            "max_running_requests=%d over %d attention-DP replicas: each runs at most %d",
+            wanted_rows,
+            parallel.attn_dp_size,
+            rows,
+        )
+    seen = _seen_by_all_ranks(HostMemory(parallel.node_rank, available_before, available_now))
+    available_now = min(memory.now for memory in seen)
+    ranks = ranks_on_this_host()
+    budget = least_budget_bytes(seen, mem_fraction=schedule.mem_fraction_static, ranks=ranks)
     pages_per_request = -(-context_len // page_size)
     tokens = pool_tokens(
         budget_bytes=budget,

@@ -1,0 +1,126 @@
+"""Owns what the attention-DP replicas of one tensor group agree on in every turn: whether a forward runs, who
+has work, when all leave.
+
+Asked by the scheduler after planning, and by the prefill delayer before. It must not plan: each replica's
+batch is its own business, here only sizes are exchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode
+from sglang.srt.messages.io_struct import DispatchedReq
+from sglang.srt.model_executor.result_broadcast import plan_checksum
+from sglang.srt.runtime_context import get_parallel
+
+
+class ReplicaFacts(NamedTuple):
+    """What one replica says in a turn; plain integers, gathered as one row."""
+
+    received: int  # messages from its channel since the start, dispatch notes not counted
+    stopping: int
+    has_requests: int
+    num_tokens: int
+    num_logit_rows: int
+    is_extend: int
+    plan: int  # checksum of the batch; what the replica's ranks must agree on
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The turn, the same on all ranks. `step` is None when no replica has a token to compute."""
+
+    step: DpStep | None
+    stopping: bool
+    has_requests: bool
+
+
+def gather_from_replicas(fields: tuple[str, ...], mine: tuple[int, ...]) -> list[list[int]]:
+    """One row per attention-DP replica, from one gather over the tensor group.
+
+    All ranks of a replica must have said the same: they plan the same batch, or their forwards would not
+    meet.
+    """
+    parallel = get_parallel()
+    gathered = parallel.tp_group.all_gather(torch.tensor([mine], dtype=torch.int64))
+    rows: list[list[int]] = gathered.tolist()
+    ranks_each = len(rows) // parallel.attn_dp_size
+    for rank, row in enumerate(rows):
+        leader = rank - rank % ranks_each
+        if row != rows[leader]:
+            differing = [
+                f"{name} {a} and {b}" for name, a, b in zip(fields, rows[leader], row, strict=True) if a != b
+            ]
+            raise RuntimeError(
+                f"TP ranks {leader} and {rank} hold the same requests (attention-DP replica "
+                f"{rank // ranks_each}) and decided differently: {', '.join(differing)}"
+            )
+    return rows[::ranks_each]
+
+
+class DpAttnSync:
+    """One gather a turn. Only the leader of replica 0 rests when nobody has work; the others wait in the next
+    gather for it, so it must not rest while a message is on its way to one of them.
+    """
+
+    def __init__(self) -> None:
+        parallel = get_parallel()
+        self._num_replicas: int = parallel.attn_dp_size
+        self._is_first = parallel.attn_dp_rank == 0
+        self._num_received = 0
+        self._dispatched = [0] * self._num_replicas
+        self._all_arrived = True
+
+    def count_received(self, message: Any) -> None:
+        """The leader's channel gave `message`; a dispatch note says how many each replica has been sent."""
+        if not isinstance(message, DispatchedReq):
+            self._num_received += 1
+            return
+        if len(message.counts) != self._num_replicas:
+            raise RuntimeError(
+                f"a dispatch note speaks of {len(message.counts)} replicas, and this tensor group has "
+                f"{self._num_replicas}"
+            )
+        self._dispatched = message.counts
+
+    @property
+    def may_rest(self) -> bool:
+        """True on the ranks of replica 0 once every replica has what it was sent."""
+        return self._is_first and self._all_arrived
+
+    def agree(self, *, stopping: bool, has_requests: bool, batch: ForwardBatch | None) -> Agreement:
+        """Tell the others what this replica is about to do and hear what they are. Every rank of the tensor
+        group calls it once a turn.
+        """
+        mine = self._facts(stopping, has_requests, batch)
+        rows = [ReplicaFacts(*row) for row in gather_from_replicas(ReplicaFacts._fields, mine)]
+        self._all_arrived = all(
+            row.received >= sent for row, sent in zip(rows, self._dispatched, strict=True)
+        )
+        step = None
+        if any(row.num_tokens for row in rows):
+            step = DpStep(
+                num_tokens=[row.num_tokens for row in rows],
+                num_logit_rows=[row.num_logit_rows for row in rows],
+                is_extend=any(row.is_extend for row in rows),
+            )
+        return Agreement(
+            step=step,
+            stopping=any(row.stopping for row in rows),
+            has_requests=any(row.has_requests for row in rows),
+        )
+
+    def _facts(self, stopping: bool, has_requests: bool, batch: ForwardBatch | None) -> ReplicaFacts:
+        return ReplicaFacts(
+            received=self._num_received,
+            stopping=int(stopping),
+            has_requests=int(has_requests),
+            num_tokens=0 if batch is None else batch.num_tokens,
+            num_logit_rows=0 if batch is None else batch.num_logit_rows,
+            is_extend=int(batch is not None and batch.forward_mode is ForwardMode.EXTEND),
+            plan=plan_checksum(batch) if batch is not None and get_parallel().attn_tp_size > 1 else 0,
+        )

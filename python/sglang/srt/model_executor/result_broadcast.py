@@ -1,0 +1,75 @@
+"""Owns how the ranks of an attention-TP group come to the same tokens: the leader draws, the others are told.
+
+Called by the worker after each forward. It must not draw or judge: it carries the leader's result, and a
+checksum of the plan that it belongs to.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult
+from sglang.srt.runtime_context import get_parallel
+
+#: First word of the broadcast, so that a rank that is elsewhere in its turn notices.
+RESULT = "result"
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[GenerationBatchResult] = msgspec.msgpack.Decoder(GenerationBatchResult)
+
+
+def plan_fingerprint(batch: ForwardBatch) -> dict[str, int]:
+    """What two ranks must have in common to run one forward together, by name."""
+    return {
+        "batch size": batch.batch_size,
+        "num_tokens": batch.num_tokens,
+        "num_logit_rows": batch.num_logit_rows,
+        "seq_lens": _checksum(batch.seq_lens),
+        "input_ids": _checksum(batch.input_ids),
+        "positions": _checksum(batch.positions),
+        "out_cache_loc": _checksum(batch.out_cache_loc),
+        "req_pool_indices": _checksum(batch.req_pool_indices),
+    }
+
+
+def plan_checksum(batch: ForwardBatch) -> int:
+    """The fingerprint as one number."""
+    return zlib.crc32(repr(list(plan_fingerprint(batch).values())).encode())
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.cpu().numpy())
+
+
+def share_result(batch: ForwardBatch, draw: Callable[[], GenerationBatchResult]) -> GenerationBatchResult:
+    """The result of `batch` on every rank of the attention-TP group; `draw` is called on the leader only."""
+    parallel = get_parallel()
+    if parallel.attn_tp_size == 1:
+        return draw()
+    group = parallel.attn_tp_group
+    if parallel.attn_tp_rank == 0:
+        result = draw()
+        group.broadcast_object([RESULT, plan_fingerprint(batch), _encoder.encode(result)], src=0)
+        return result
+    heard = group.broadcast_object(None, src=0)
+    mine = plan_fingerprint(batch)
+    if not isinstance(heard, list) or heard[0] != RESULT:
+        raise RuntimeError(
+            f"rank {parallel.attn_tp_rank} of the attention-TP group ran a batch ({_shown(mine)}) and its "
+            "leader ran none: the two planned differently"
+        )
+    _, theirs, packed = heard
+    if theirs != mine:
+        raise RuntimeError(
+            f"rank {parallel.attn_tp_rank} of the attention-TP group ran another batch than its leader: "
+            f"{_shown(mine)} here, {_shown(theirs)} there"
+        )
+    return _decoder.decode(packed)
+
+
+def _shown(fingerprint: dict[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fingerprint.items())

@@ -140,6 +140,10 @@ class Engine:
             server_information(self._runtime.core, self.tokenizer_manager, self.server_args)
         )
 
+    def placement(self) -> dict[str, list[dict[str, Any]]]:
+        """The answer of `/placement`: what every rank answers for every parallel name, and from which layer."""
+        return self._runtime.run(self.tokenizer_manager.get_placement())
+
     def get_model_info(self) -> dict[str, Any]:
         """The answer of `/model_info`."""
         return model_information(self.tokenizer_manager, self.server_args)

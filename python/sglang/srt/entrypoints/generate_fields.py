@@ -1,12 +1,15 @@
-"""Owns the keys of a native generate request: which exist, which have another name, which are not served yet.
+"""Owns the keys of a native generate request: which exist, which have another name, which are not served yet;
+and the header that states a replica.
 
-Used by `/generate` and by `Engine.generate`. It must stay free of the web framework, and leaves the values to
-the tokenizer manager.
+Used by `/generate`, by `Engine.generate` and, for the header, by the OpenAI routes. It must stay free of the
+web framework, and leaves the values to the tokenizer manager.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.messages.errors import RequestRejected
@@ -38,6 +41,7 @@ NOT_SERVED: dict[str, str] = {
     "custom_labels": "metrics are not supported yet; leave it out",
 }
 _ALIASES = {"data_parallel_rank": "routed_dp_rank"}
+DP_RANK_HEADER = "x-data-parallel-rank"
 
 
 def parse_generate(body: Any) -> GenerateReqInput:
@@ -57,5 +61,23 @@ def parse_generate(body: Any) -> GenerateReqInput:
             name = key if len(key) <= 80 else key[:77] + "..."
             raise RequestRejected(f"{name}: unknown key{hint}", param=name)
         elif value is not None:
+            if fields.get(name, value) != value:
+                raise RequestRejected(f"{key}: another name of {name}, and both are given", param=key)
             fields[name] = value
     return GenerateReqInput(**fields)
+
+
+def dp_rank_of_header(headers: Mapping[str, str]) -> int | None:
+    """The replica that the header states; it wins over the body. Whether there is such a replica is checked
+    later.
+    """
+    given = headers.get(DP_RANK_HEADER)
+    if given is None:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,18}", given):
+        shown = repr(given if len(given) <= 40 else given[:37] + "...")
+        raise RequestRejected(
+            f"routed_dp_rank: the header X-Data-Parallel-Rank must be an integer, got {shown}",
+            param="routed_dp_rank",
+        )
+    return int(given)

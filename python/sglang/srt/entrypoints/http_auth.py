@@ -47,7 +47,7 @@ _NORMAL_PATHS = frozenset(
     }
 )
 _NORMAL_PREFIX = "/v1/"
-_INFO_PATHS = frozenset({"/server_info", "/get_server_info"})
+_INFO_PATHS = frozenset({"/server_info", "/get_server_info", "/placement"})
 _CONTROL_PATHS = frozenset({"/flush_cache", "/abort_request"})
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 

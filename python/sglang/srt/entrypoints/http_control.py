@@ -62,10 +62,14 @@ def build_health_router(status: ServerStatus) -> APIRouter:
 
 
 async def _why_not_generating(status: ServerStatus) -> str | None:
-    """Really generate one token."""
+    """Really generate one token on every replica; a stated replica takes nobody's turn."""
     timeout = envs.SGLANG_HEALTH_CHECK_TIMEOUT.get()
+    replicas = status.manager.limits.replicas
     probe = GenerateReqInput(
-        input_ids=[0], sampling_params={"max_new_tokens": 1, "temperature": 0.0}, no_logs=True
+        input_ids=[[0]] * replicas,
+        routed_dp_rank=list(range(replicas)),
+        sampling_params={"max_new_tokens": 1, "temperature": 0.0},
+        no_logs=True,
     )
     try:
         async with asyncio.timeout(timeout):
@@ -94,6 +98,12 @@ def build_info_router(status: ServerStatus) -> APIRouter:
         except RequestRejected as error:
             return rejected_response(error)
 
+    async def placement() -> Response:
+        try:
+            return json_response(await status.manager.get_placement())
+        except RequestRejected as error:
+            return rejected_response(error)
+
     async def tokenizer_info() -> Response:
         tokenizer = status.manager.tokenizer
         if tokenizer is None:
@@ -106,6 +116,7 @@ def build_info_router(status: ServerStatus) -> APIRouter:
         ("/get_model_info", model_info),
         ("/server_info", server_info),
         ("/get_server_info", server_info),
+        ("/placement", placement),
         ("/tokenizer_info", tokenizer_info),
     ):
         router.add_api_route(path, endpoint, methods=["GET"])

@@ -5,20 +5,17 @@ Included by the HTTP server. It must not check what the tokenizer manager checks
 
 from __future__ import annotations
 
-import re
 from typing import Protocol
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from sglang.srt.entrypoints.error_bodies import json_response, rejected_response, stream_error
-from sglang.srt.entrypoints.generate_fields import parse_generate
+from sglang.srt.entrypoints.generate_fields import dp_rank_of_header, parse_generate
 from sglang.srt.entrypoints.openai.request_body import read_json
 from sglang.srt.entrypoints.sse import EventStream, first_then
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages.errors import RequestRejected
-
-DP_RANK_HEADER = "x-data-parallel-rank"
 
 
 class ManagerSource(Protocol):
@@ -37,9 +34,9 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
     async def generate(request: Request) -> Response:
         try:
             obj = parse_generate(await read_json(request))
-            header = request.headers.get(DP_RANK_HEADER)
-            if header is not None:
-                obj.routed_dp_rank = _dp_rank(header)
+            stated = dp_rank_of_header(request.headers)
+            if stated is not None:
+                obj.routed_dp_rank = stated
             items = source.manager.generate_request(
                 obj, request.is_disconnected, incremental=incremental and obj.stream is True
             )
@@ -53,9 +50,3 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
         return json_response(answer)
 
     return router
-
-
-def _dp_rank(header: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", header):
-        raise RequestRejected(f"the header X-Data-Parallel-Rank must be an integer, got {header!r}")
-    return int(header)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sglang.srt.entrypoints.error_bodies import error_response, json_response, rejected_response
+from sglang.srt.entrypoints.generate_fields import dp_rank_of_header
 from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, raise_if_failed
 from sglang.srt.entrypoints.openai.protocol import (
     SharedRequest,
@@ -34,7 +35,6 @@ from sglang.srt.messages.generate_input import GenerateReqInput
 
 logger = logging.getLogger(__name__)
 
-DP_RANK_HEADER = "x-data-parallel-rank"
 #: Bytes above which a request is prepared on a thread.
 LONG_BODY = 16_000
 
@@ -138,14 +138,13 @@ def _per_prompt(name: str, value: str | list[str] | None, count: int) -> str | l
 
 
 def _dp_rank(request: SharedRequest, headers: Mapping[str, str]) -> int | None:
-    given = headers.get(DP_RANK_HEADER)
-    if given is not None:
-        if not given.isascii() or not given.isdecimal() or len(given) > 9:
-            raise reject(
-                "routed_dp_rank", f"the header X-Data-Parallel-Rank must be an integer, got {shown(given)}"
-            )
-        return int(given)
-    return request.data_parallel_rank if request.routed_dp_rank is None else request.routed_dp_rank
+    stated = dp_rank_of_header(headers)
+    if stated is not None:
+        return stated
+    new, old = request.routed_dp_rank, request.data_parallel_rank
+    if new is not None and old is not None and new != old:
+        raise reject("data_parallel_rank", "another name of routed_dp_rank, and both are given")
+    return old if new is None else new
 
 
 def _model_name(asked: str | None, served: str) -> str:

@@ -21,3 +21,8 @@ LINEAR_ATTENTION_CHUNK: Final = 64
 
 #: Largest seed drawn or accepted: what every random generator in use takes.
 MAX_SEED: Final = (1 << 31) - 1
+
+#: How long a rank waits for its peers in a collective when ``--dist-timeout`` is not given: a lost rank is an
+#: error in this time. Loading weights takes ranks differently long, so the barrier after it has its own limit.
+DIST_TIMEOUT_S: Final = 60.0
+LOAD_TIMEOUT_S: Final = 1800.0

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from sglang.srt.constants import DIST_TIMEOUT_S
 from sglang.srt.distributed.group_coordinator import GroupCoordinator
 from sglang.srt.distributed.group_layout import GroupSizes, layout
 from sglang.srt.environ import envs
@@ -80,7 +81,7 @@ def init_distributed_environment(
     """Join (or, as the only rank, make) the world and build its group.
 
     Ranks meet at ``address`` ("host:port") or in ``store``. One rank alone needs neither: no port, no name
-    look-up.
+    look-up. ``timeout_s`` limits the meeting and every collective of every group.
     """
     global _WORLD
     if torch.distributed.is_initialized():
@@ -98,11 +99,13 @@ def init_distributed_environment(
         # resolve.
         envs.GLOO_SOCKET_IFNAME.set("lo")
     meeting: dict[str, Any] = {"store": store} if store is not None else {"init_method": f"tcp://{address}"}
-    if timeout_s is not None:
-        meeting["timeout"] = timedelta(seconds=timeout_s)
+    limit = DIST_TIMEOUT_S if timeout_s is None else timeout_s
+    meeting["timeout"] = timedelta(seconds=limit)
     torch.distributed.init_process_group(backend, rank=rank, world_size=world_size, **meeting)
     try:
-        _WORLD = GroupCoordinator([list(range(world_size))], local_rank, backend, group_name="world")
+        _WORLD = GroupCoordinator(
+            [list(range(world_size))], local_rank, backend, group_name="world", timeout_s=limit
+        )
     except BaseException:
         torch.distributed.destroy_process_group()
         raise
@@ -123,10 +126,10 @@ def destroy_distributed_environment() -> None:
 
 
 def init_model_parallel_group(
-    group_ranks: Sequence[Sequence[int]], local_rank: int, backend: str, *, group_name: str
+    group_ranks: Sequence[Sequence[int]], local_rank: int, backend: str, *, group_name: str, timeout_s: float
 ) -> GroupCoordinator:
     """Build one kind of group; every rank of the world calls this in the same order."""
-    return GroupCoordinator(group_ranks, local_rank, backend, group_name=group_name)
+    return GroupCoordinator(group_ranks, local_rank, backend, group_name=group_name, timeout_s=timeout_s)
 
 
 def initialize_model_parallel() -> None:
@@ -158,7 +161,9 @@ def initialize_model_parallel() -> None:
     backend = torch.distributed.get_backend(world.device_group)
     try:
         for name, groups in layout(sizes).items():
-            built = init_model_parallel_group(groups, world.local_rank, backend, group_name=name)
+            built = init_model_parallel_group(
+                groups, world.local_rank, backend, group_name=name, timeout_s=world.timeout_s
+            )
             globals()[_SLOT_OF[name]] = built
         _validate_parallel(get_parallel(), "group build")
     except BaseException:

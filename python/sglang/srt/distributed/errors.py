@@ -1,0 +1,43 @@
+"""Owns the one error that a collective ends in when the ranks could not finish it together.
+
+Raised by ``GroupCoordinator``; read by the rank process, which reports it as a consequence of another rank's
+fate. Must not stand for a caller's own mistake: those are ``ValueError`` before anything is sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["CollectiveError"]
+
+
+class CollectiveError(RuntimeError):
+    """A peer left, stopped or came too late. The communicator is of no further use afterwards."""
+
+    def __init__(
+        self,
+        operation: str,
+        *,
+        group_name: str,
+        ranks: Sequence[int],
+        rank: int,
+        timeout_s: float | None,
+        cause: str,
+    ) -> None:
+        self.operation = operation
+        self.group_name = group_name
+        self.ranks = list(ranks)
+        self.rank = rank
+        limit = "" if timeout_s is None else f" (now {timeout_s:g} s)"
+        super().__init__(
+            f"{operation} over group '{group_name}' of world ranks {self.ranks} failed on world rank {rank}: "
+            f"{_in_short(cause)}. A rank of this group died, hangs or takes other steps than the rest; if "
+            f"all are alive and merely slow, raise --dist-timeout{limit}"
+        )
+
+
+def _in_short(text: str) -> str:
+    """What the transport said first, without the place in its sources before and the advice after it."""
+    said = re.sub(r"^\[[^\]]*\.\w+:\d+\]\s*", "", text.strip()).splitlines()
+    return said[0].split(". ")[0].rstrip(". ") if said else "no reason given"

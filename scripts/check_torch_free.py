@@ -31,6 +31,7 @@ TORCH_FREE = (
     "sglang.srt.entrypoints.engine",
     "sglang.srt.entrypoints.openai",
     "sglang.launch_server",
+    "sglang.placement",
     "sglang.cli",
 )
 

@@ -132,9 +132,12 @@ def build_parser(prog: str | None = None) -> argparse.ArgumentParser:
 
 
 def parse_command_line(
-    argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None
+    argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None, complete: bool = True
 ) -> dict[str, Any]:
-    """Record fields stated by a command line and its --config file; exit code 2 on what it cannot take."""
+    """Record fields stated by a command line and its --config file; exit code 2 on what it cannot take.
+
+    ``complete=False`` is for a tool that starts nothing: what a server must be told may be left out.
+    """
     parser = build_parser(prog)
     namespace, extras = parser.parse_known_args(list(argv))
     stated = vars(namespace)
@@ -151,7 +154,7 @@ def parse_command_line(
     except ValueError as error:
         parser.error(str(error))
     missing = [leaf.flag for leaf in LEAVES.values() if leaf.required and leaf.name not in fields]
-    if missing:
+    if missing and complete:
         hint = " (or name the model right after the command)" if positional_model else ""
         parser.error(f"{', '.join(missing)} must be given{hint}")
     return fields

@@ -20,7 +20,7 @@ from sglang.srt.arg_groups.overrides import (
     mark_resolved,
     record_of,
 )
-from sglang.srt.arg_groups.parallel_hook import resolve_parallel
+from sglang.srt.arg_groups.parallel_hook import check_meeting_place, resolve_parallel
 from sglang.srt.arg_groups.process_hook import resolve_process
 from sglang.srt.arg_groups.schedule_hook import resolve_schedule
 from sglang.srt.arg_groups.serving_hook import resolve_serving
@@ -28,11 +28,13 @@ from sglang.srt.arg_groups.values_hook import check_values
 
 Hook = Callable[[ResolvingView], None]
 
+#: What needs only the record, so that a wrong layout is refused before a model file is opened.
+LAYOUT_HOOKS: tuple[Hook, ...] = (check_values, resolve_parallel)
+
 #: Order matters: each hook may read what the ones above it decided.
-#: First what needs only the record, so that a wrong layout is refused before a model file is opened.
 HOOKS: tuple[Hook, ...] = (
-    check_values,
-    resolve_parallel,
+    *LAYOUT_HOOKS,
+    check_meeting_place,
     resolve_device,
     resolve_model,
     resolve_dtype,
@@ -51,14 +53,23 @@ def resolve(record: Any) -> None:
     record = record_of(record)
     if is_resolved(record):
         raise RuntimeError("this record is resolved already; build a fresh one to resolve again")
+    _run(HOOKS, record)
+    mark_resolved(record)
+
+
+def resolve_layout(record: Any) -> None:
+    """Decide and check only what places the ranks: no model, no device. For the placement printer."""
+    _run(LAYOUT_HOOKS, record_of(record))
+
+
+def _run(hooks: tuple[Hook, ...], record: Any) -> None:
     before = declared_provenance(record)
     view = resolving_view(record)
     try:
-        for hook in HOOKS:
+        for hook in hooks:
             hook(view)
     except BaseException:
         forget(record)
         for item in before:
             declare(record, item.source, **{item.name: item.value})
         raise
-    mark_resolved(record)

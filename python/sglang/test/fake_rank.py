@@ -1,11 +1,13 @@
 """Owns a rank process without a model: the same pipe, socket and messages, tokens by counting.
 
 Started through `rank_processes` in place of the real entry, so the server's life can be tested in a fraction
-of a second. Three prompts make it fail on purpose. It must not import torch.
+of a second. Ranks of one world know nothing of each other: a leader works alone, a peer only lives. Three
+prompts make a leader fail on purpose. It must not import torch.
 """
 
 from __future__ import annotations
 
+import pathlib
 import sys
 import time
 from typing import Any
@@ -14,8 +16,10 @@ from sglang.srt.arg_groups.transport import unpack_configuration
 from sglang.srt.entrypoints.model_files import published_model_config
 from sglang.srt.entrypoints.rank_life import RankLife
 from sglang.srt.managers.ipc import RankChannel
+from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.messages import io_struct
-from sglang.srt.runtime_context import SpawnRanks, get_schedule, publish
+from sglang.srt.runtime_context import SpawnRanks, get_context, get_parallel, get_schedule, publish
+from sglang.srt.runtime_context.placement import placement_of
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.heartbeat import Heartbeat
 
@@ -29,13 +33,24 @@ EXIT_PROMPT = [8, 8, 8]
 HANG_PROMPT = [9, 9, 9]
 STEP_S = 0.01
 POOL_TOKENS = 4096
+#: A leader leaves this file in the socket folder when it is told to leave; its peers look for it.
+_LEFT = "fake-ranks-leave"
 
 
 class FakeLoop:
     """Every step gives each request its next token: the last one plus one, from 10 up to the vocabulary."""
 
-    def __init__(self, channel: RankChannel, heartbeat: Heartbeat, vocab_size: int) -> None:
+    def __init__(
+        self, channel: RankChannel, heartbeat: Heartbeat, vocab_size: int, *, folder: str, dp_rank: int
+    ) -> None:
         self._channel = channel
+        self._folder = pathlib.Path(folder)
+        self._dp_rank = dp_rank
+        #: As the scheduler counts them.
+        self._received = 0
+        self._finished = 0
+        #: What the last DispatchedReq said, None where none came.
+        self._dispatched: list[int] | None = None
         self._heartbeat = heartbeat
         self._vocab_size = vocab_size
         self._running: dict[str, tuple[io_struct.TokenizedGenerateReqInput, list[int]]] = {}
@@ -56,6 +71,7 @@ class FakeLoop:
     def _handle(self, message: Any) -> None:
         match message:
             case io_struct.TokenizedGenerateReqInput():
+                self._received += 1
                 self._fail_on_purpose(message.input_ids)
                 self._running[message.rid] = (message, [])
             case io_struct.AbortReq():
@@ -70,13 +86,44 @@ class FakeLoop:
                     )
             case io_struct.FlushCacheReqInput():
                 self._channel.send(
-                    io_struct.FlushCacheReqOutput(call_id=message.call_id, success=not self._running)
+                    io_struct.FlushCacheReqOutput(
+                        call_id=message.call_id,
+                        success=not self._running,
+                        message="requests are running" if self._running else "",
+                        dp_rank=self._dp_rank,
+                    )
                 )
             case io_struct.GetInternalStateReq():
-                state = {"num_running_reqs": len(self._running), "num_queue_reqs": 0}
-                self._channel.send(io_struct.GetInternalStateReqOutput(call_id=message.call_id, state=state))
+                self._channel.send(
+                    io_struct.GetInternalStateReqOutput(
+                        call_id=message.call_id, state=self._state(), dp_rank=self._dp_rank
+                    )
+                )
+            case io_struct.GetPlacementReq():
+                seat = {"world_rank": get_parallel().launch_world_rank, "dp_rank": self._dp_rank}
+                self._channel.send(
+                    io_struct.GetPlacementReqOutput(
+                        call_id=message.call_id,
+                        ranks=[{**seat, "names": placement_of(get_context())}],
+                        overrides=[],
+                        dp_rank=self._dp_rank,
+                    )
+                )
+            case io_struct.DispatchedReq():
+                self._dispatched = message.counts
             case io_struct.ShutdownReq():
+                (self._folder / _LEFT).touch()
                 self._stopping = True
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "dp_rank": self._dp_rank,
+            "num_running_reqs": len(self._running),
+            "num_queue_reqs": 0,
+            "num_requests_received": self._received,
+            "num_requests_finished": self._finished,
+            "dispatched": self._dispatched,
+        }
 
     @staticmethod
     def _matches(message: io_struct.AbortReq, rid: str) -> bool:
@@ -114,6 +161,7 @@ class FakeLoop:
     ) -> io_struct.TokenOutput:
         if reason is not None:
             del self._running[request.rid]
+            self._finished += 1
         return io_struct.TokenOutput(
             rid=request.rid,
             new_ids=new,
@@ -125,15 +173,20 @@ class FakeLoop:
         )
 
     def _send(self, outputs: list[io_struct.TokenOutput]) -> None:
-        self._channel.send(io_struct.BatchTokenIDOutput(outputs=outputs))
+        self._channel.send(io_struct.BatchTokenIDOutput(outputs=outputs, dp_rank=self._dp_rank))
 
 
 def main() -> int:
     life, config = RankLife.begin(sys.argv)
     record = unpack_configuration(config.configuration, ServerArgs)
-    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=config.world_rank))
-    assert config.listen is not None and config.server is not None
-    channel = RankChannel(listen=config.listen, server=config.server)
+    publish(
+        record,
+        role="scheduler",
+        ranks=SpawnRanks(world_rank=config.world_rank, dp_rank=config.dp_rank, gpu_id=config.gpu_id),
+    )
+    channel = None
+    if config.listen is not None and config.server is not None:
+        channel = RankChannel(listen=config.listen, server=config.server)
     try:
         model_config = published_model_config()
         pool = get_schedule().max_total_tokens or POOL_TOKENS
@@ -143,14 +196,33 @@ def main() -> int:
             "vocab_size": model_config.vocab_size,
             "startup_time": 0.0,
         }
-        loop = FakeLoop(channel, Heartbeat(config.heartbeat), model_config.vocab_size)
+        heartbeat = Heartbeat(config.heartbeat)
         life.say(io_struct.RankReady(world_rank=config.world_rank, info=info))
-        loop.run()
+        if channel is None:
+            live_as_peer(config, heartbeat)
+        else:
+            FakeLoop(
+                channel,
+                heartbeat,
+                model_config.vocab_size,
+                folder=config.folder,
+                dp_rank=get_parallel().attn_dp_rank
+                if get_parallel().attn_dp_size > 1
+                else config.dp_rank or 0,
+            ).run()
     except Exception as error:  # noqa: BLE001 - told to the parent, which logs it
         life.tell_failure(config.world_rank, error)
         return 1
-    channel.close()
+    if channel is not None:
+        channel.close()
     return 0
+
+
+def live_as_peer(config: RankConfig, heartbeat: Heartbeat) -> None:
+    """Turn until the leader of some group is told to leave."""
+    while not pathlib.Path(config.folder, _LEFT).exists():
+        heartbeat.turn()
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 import sglang
 from sglang import cli
-from sglang.srt.entrypoints.generate_fields import parse_generate
+from sglang.srt.entrypoints.generate_fields import dp_rank_of_header, parse_generate
 from sglang.srt.entrypoints.listen_socket import listen
 from sglang.srt.entrypoints.server_information import launch_command
 from sglang.srt.entrypoints.sse import DONE, EventStream, event, first_then
@@ -27,6 +27,23 @@ def test_nulls_mean_the_default_and_old_names_still_work() -> None:
         {"text": "a", "stream": None, "lora_path": None, "image_data": [], "data_parallel_rank": 0}
     )
     assert (obj.text, obj.stream, obj.routed_dp_rank) == ("a", False, 0)
+
+
+def test_both_names_of_the_replica_must_agree() -> None:
+    assert parse_generate({"data_parallel_rank": 1, "routed_dp_rank": 1}).routed_dp_rank == 1
+    with pytest.raises(RequestRejected, match="another name of routed_dp_rank, and both are given"):
+        parse_generate({"data_parallel_rank": 1, "routed_dp_rank": 0})
+
+
+def test_the_header_states_a_replica_as_an_integer() -> None:
+    def stated(value: str) -> int | None:
+        return dp_rank_of_header({"x-data-parallel-rank": value})
+
+    assert dp_rank_of_header({}) is None
+    assert (stated("1"), stated("007"), stated("-1")) == (1, 7, -1)
+    for wrong in ("", "one", "1.0", " 1", "\u0661", "9" * 30, "+1"):
+        with pytest.raises(RequestRejected, match="the header X-Data-Parallel-Rank must be an integer"):
+            stated(wrong)
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,14 @@ def test_values_of_a_batch_are_one_for_all_or_one_for_each() -> None:
         logprob_start_len=[0, 1],
         token_ids_logprob=[[4], [5]],
         extra_key=["x", "y"],
+        routed_dp_rank=[1, None],
     )
     assert (first.sampling["temperature"], second.sampling["temperature"]) == (0.5, 0.7)
     assert (first.logprob_start_len, second.logprob_start_len) == (0, 1)
     assert (first.token_ids_logprob, second.token_ids_logprob) == ([4], [5])
     assert first.namespace != second.namespace
+    assert (first.routed_dp_rank, second.routed_dp_rank) == (1, None)
+    assert [p.routed_dp_rank for p in split(text=["a", "b"], routed_dp_rank=1)] == [1, 1]
     assert first.return_logprob and second.return_logprob
 
 
@@ -84,6 +87,10 @@ REFUSED = [
     ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params: must have one entry"),
     ({"text": "a", "extra_key": 5}, "extra_key: must be a string"),
     ({"text": "a", "cache_salt": 5}, "cache_salt: must be a string"),
+    ({"text": "a", "routed_dp_rank": 1.0}, "routed_dp_rank: must be an integer"),
+    ({"text": "a", "routed_dp_rank": [1]}, "routed_dp_rank: a list of values needs a batch"),
+    ({"text": ["a", "b"], "routed_dp_rank": [1]}, "routed_dp_rank: must have one entry"),
+    ({"text": ["a", "b"], "routed_dp_rank": [1, "0"]}, "routed_dp_rank: must be an integer"),
     ({"text": "a", "rid": "half \ud800"}, "rid: is not valid Unicode"),
     ({"text": ["a"], "rid": ["half \ud800"]}, "rid: is not valid Unicode"),
     ({"text": "a", "extra_key": "half \ud800"}, "extra_key: is not valid Unicode"),

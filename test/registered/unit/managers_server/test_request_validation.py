@@ -16,6 +16,7 @@ from sglang.srt.managers.request_validation import (
     check_whole_request,
     finished_message,
     sample_seed,
+    samples_of,
     sampling_of,
 )
 from sglang.srt.messages.errors import RequestRejected
@@ -239,6 +240,27 @@ def test_the_models_defaults_fill_what_the_client_left_out() -> None:
 def test_a_field_of_the_whole_request_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(RequestRejected, match=f"^{name}: "):
         message(**fields)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 7])
+def test_a_replica_out_of_range_is_refused_with_the_range_and_the_value(rank: int) -> None:
+    limits = dataclasses.replace(LIMITS, replicas=2)
+    with pytest.raises(RequestRejected) as caught:
+        message(limits=limits, routed_dp_rank=rank)
+    assert caught.value.param == "routed_dp_rank"
+    assert f"0 <= routed_dp_rank < 2 (the replicas of this server), got {rank}" in caught.value.message
+    assert message(limits=limits, routed_dp_rank=1).routed_dp_rank == 1
+    assert message(limits=limits).routed_dp_rank is None
+
+
+def test_samples_carry_the_name_of_their_prompt_and_single_sequences_none() -> None:
+    def parents(n: int) -> list[str | None]:
+        whole = message(sampling={"n": n}, rid="p", routed_dp_rank=0)
+        samples = samples_of(whole, stream=False, fresh_seed=1)
+        assert {sample.routed_dp_rank for sample in samples} == {0}
+        return [sample.parent_rid for sample in samples]
+
+    assert (parents(1), parents(3)) == ([None], ["p"] * 3)
 
 
 def test_samples_of_one_seed_differ_and_the_first_has_the_seed_itself() -> None:

@@ -109,6 +109,8 @@ def test_the_replica_header_wins_and_must_be_an_integer():
     assert manager.requests[0].routed_dp_rank == 5
     response = request(manager, "POST", CHAT, json=body, headers={"X-Data-Parallel-Rank": "one"})
     assert response.status_code == 400 and "X-Data-Parallel-Rank" in response.json()["error"]["message"]
+    response = post(manager, CHAT, routed_dp_rank=1, data_parallel_rank=0)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "data_parallel_rank"
 
 
 def test_several_samples_keep_their_order():

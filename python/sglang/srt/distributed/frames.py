@@ -41,19 +41,15 @@ def encode(value: Any) -> bytes:
 def decode(first: torch.Tensor, rest: torch.Tensor | None) -> Any:
     """The object behind a first frame and, where ``rest_bytes`` said so, the rest of its bytes."""
     length = _length(first)
-    body = memoryview(first.numpy())[_LENGTH_BYTES : _LENGTH_BYTES + min(length, _ROOM)]
-    if rest is None:
-        return _decoder.decode(body)
-    return _decoder.decode(bytes(body) + bytes(memoryview(rest.numpy())[: length - _ROOM]))
+    body = first[_LENGTH_BYTES : _LENGTH_BYTES + min(length, _ROOM)].numpy().tobytes()
+    return _decoder.decode(body if rest is None else body + rest.numpy().tobytes())
 
 
 def first_frame(payload: bytes) -> torch.Tensor:
     """Length and as much of the payload as fits."""
     frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
-    view = memoryview(frame.numpy())
-    view[:_LENGTH_BYTES] = len(payload).to_bytes(_LENGTH_BYTES, "little")
-    head = payload[:_ROOM]
-    view[_LENGTH_BYTES : _LENGTH_BYTES + len(head)] = head
+    head = bytearray(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_ROOM])
+    frame[: len(head)] = torch.frombuffer(head, dtype=torch.uint8)
     return frame
 
 
@@ -71,7 +67,7 @@ def rest_frame(payload: bytes) -> torch.Tensor:
 
 
 def _length(first: torch.Tensor) -> int:
-    return int.from_bytes(bytes(first[:_LENGTH_BYTES].numpy()), "little")
+    return int.from_bytes(first[:_LENGTH_BYTES].numpy().tobytes(), "little")
 
 
 def describe(tensors: dict[str, Any] | None) -> dict[str, list[Any]] | None:

@@ -106,7 +106,9 @@ class GroupCoordinator:
     def destroy(self) -> None:
         """Give the communicators back. The coordinator is of no use then; a second call does nothing."""
         groups = {getattr(self, name, None) for name in ("device_group", "cpu_group")} - {None}
-        self.device_group = self.cpu_group = self._on_cpu = self._on_device = None
+        self.device_group = self.cpu_group = None
+        vars(self).pop("_on_cpu", None)  # they hold the communicators too, and with them open sockets
+        vars(self).pop("_on_device", None)
         for group in groups:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group(group)
@@ -222,11 +224,11 @@ class GroupCoordinator:
             first = self._on_cpu.all_gather(
                 frames.first_frame(payload), [frames.FRAME_BYTES] * self.world_size
             )
-            firsts = first.split(frames.FRAME_BYTES)
+            firsts = torch.split(first, frames.FRAME_BYTES)
             sizes = [frames.rest_bytes(frame) for frame in firsts]
             if not any(sizes):
                 return [frames.decode(frame, None) for frame in firsts]
-            rests = self._on_cpu.all_gather(frames.rest_frame(payload), sizes).split(sizes)
+            rests = torch.split(self._on_cpu.all_gather(frames.rest_frame(payload), sizes), sizes)
             return [frames.decode(frame, rest) for frame, rest in zip(firsts, rests, strict=True)]
 
     def send_object(self, value: Any, dst: int) -> None:
@@ -281,7 +283,7 @@ class GroupCoordinator:
                 self._by(tensor).broadcast(tensor, src)
             return found
 
-    def send_tensor_dict(self, tensors: dict[str, Any], dst: int) -> None:
+    def send_tensor_dict(self, tensors: dict[str, Any] | None, dst: int) -> None:
         """A dict for rank ``dst``, which waits in ``recv_tensor_dict``."""
         self._check_peer("send_tensor_dict", dst)
         payload = frames.encode(frames.describe(tensors))
@@ -290,7 +292,7 @@ class GroupCoordinator:
             for tensor in frames.tensors_of(tensors):
                 self._by(tensor).send(tensor, dst)
 
-    def recv_tensor_dict(self, src: int) -> dict[str, Any]:
+    def recv_tensor_dict(self, src: int) -> dict[str, Any] | None:
         """What rank ``src`` sends with ``send_tensor_dict``; tensors arrive on this rank's device."""
         self._check_peer("recv_tensor_dict", src)
         with self._running("recv_tensor_dict"):
@@ -349,6 +351,11 @@ class GroupCoordinator:
         self, operation: str, timeout_s: float | None = None, reason: Callable[[], str] | None = None
     ) -> Iterator[None]:
         """Count a collective and turn what the transport raises into the one error of this layer."""
+        if getattr(self, "cpu_group", None) is None:
+            raise RuntimeError(
+                f"{operation} over {self.world_size} ranks: this group has no communicator; it was destroyed, "
+                "or made without initialize_model_parallel()"
+            )
         self.calls[operation] += 1
         with self._failing_as(operation, timeout_s, reason):
             yield

@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 
 from sglang.srt.constants import DIST_TIMEOUT_S
+from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.distributed.group_coordinator import GroupCoordinator
 from sglang.srt.distributed.group_layout import GroupSizes, layout
 from sglang.srt.environ import envs
@@ -101,7 +102,17 @@ def init_distributed_environment(
     meeting: dict[str, Any] = {"store": store} if store is not None else {"init_method": f"tcp://{address}"}
     limit = DIST_TIMEOUT_S if timeout_s is None else timeout_s
     meeting["timeout"] = timedelta(seconds=limit)
-    torch.distributed.init_process_group(backend, rank=rank, world_size=world_size, **meeting)
+    try:
+        torch.distributed.init_process_group(backend, rank=rank, world_size=world_size, **meeting)
+    except RuntimeError as error:
+        raise CollectiveError(
+            "joining the world",
+            group_name="world",
+            ranks=range(world_size),
+            rank=rank,
+            timeout_s=limit,
+            cause=str(error),
+        ) from error
     try:
         _WORLD = GroupCoordinator(
             [list(range(world_size))], local_rank, backend, group_name="world", timeout_s=limit

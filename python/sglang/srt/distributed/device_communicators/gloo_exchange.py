@@ -108,7 +108,7 @@ class GlooExchange:
         out_sizes[self._rank] = in_sizes[self._rank] = 0
         incoming = flat.new_empty(sum(out_sizes))
         self._exchange(incoming, outgoing, out_sizes, in_sizes)
-        pieces = list(incoming.split(out_sizes))
+        pieces = list(torch.split(incoming, out_sizes))
         pieces[self._rank] = flat
         return pieces
 

@@ -39,7 +39,7 @@ class TorchDist:
         if len(set(sizes)) == 1:
             torch.distributed.all_gather_single(out, rows, group=self._group)
         else:
-            torch.distributed.all_gather(list(out.split(list(sizes))), rows, group=self._group)
+            torch.distributed.all_gather(list(torch.split(out, list(sizes))), rows, group=self._group)
         return out
 
     def reduce_scatter(self, rows: torch.Tensor, sizes: Sequence[int], op: str) -> torch.Tensor:
@@ -48,7 +48,7 @@ class TorchDist:
         if len(set(sizes)) == 1:
             torch.distributed.reduce_scatter_single(out, rows, op=_OPS[op], group=self._group)
         else:
-            parts = list(rows.split(list(sizes)))
+            parts = list(torch.split(rows, list(sizes)))
             torch.distributed.reduce_scatter(out, parts, op=_OPS[op], group=self._group)
         return out
 

@@ -18,7 +18,9 @@ import torch
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, GenerationBatchResult, LogprobAsk
 from sglang.srt.batch.sampling_row import SamplingRow
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed import parallel_state
 from sglang.srt.model_executor.tp_worker import TpModelWorker
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.test.test_utils import published_topology
 
@@ -125,10 +127,11 @@ class WorkerDriver:
 
 @contextlib.contextmanager
 def driven_worker(
-    model: str | pathlib.Path, *, config: ModelConfig | None = None, **server_args_fields: Any
+    model: str | pathlib.Path, *, rank: int = 0, config: ModelConfig | None = None, **server_args_fields: Any
 ) -> Iterator[WorkerDriver]:
     """A worker on one published rank for the length of a block; float32 and 2048 slots unless told
-    otherwise.
+    otherwise. A layout of several ranks needs a process that is already in a world of that size
+    (`run_ranks`); its groups stand for the length of the block.
     """
     fields = {
         "model_path": str(model),
@@ -140,7 +143,11 @@ def driven_worker(
         "max_running_requests": 64,
         **server_args_fields,
     }
-    with published_topology(ranks={"world_rank": 0, "dp_rank": None}, **fields):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(published_topology(ranks={"world_rank": rank, "dp_rank": None}, **fields))
+        if get_parallel().tp_size > 1:
+            parallel_state.initialize_model_parallel()
+            stack.callback(parallel_state.destroy_model_parallel)
         load_format = fields.get("load_format", "auto")
         yield WorkerDriver(
             TpModelWorker(config or ModelConfig.from_path(str(model), load_format=load_format))

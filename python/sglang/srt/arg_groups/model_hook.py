@@ -1,6 +1,7 @@
 """Opens the model's own config once and takes from it what the operator left open.
 
-Decides the context length and where the tokenizer is. Must not read a weight.
+Decides the context length and where the tokenizer is, and refuses a layout that the model is too small for.
+Must not read a weight.
 """
 
 from sglang.srt.arg_groups.arg_utils import Leaf
@@ -33,6 +34,22 @@ def _check_sampling_defaults(view: ResolvingView, config: ModelConfig) -> None:
         ) from error
 
 
+def _check_attention_width(view: ResolvingView, config: ModelConfig) -> None:
+    """Heads that do not divide are padded, which costs some memory; a rank that could never hold a query
+    head, however they are dealt out, would only cost.
+    """
+    attn_dp = view.dp_size if view.enable_dp_attention else 1
+    parts, heads = attn_dp * view.attn_cp_size, config.num_heads
+    width = view.tp_size // parts
+    if width > heads:
+        raise ValueError(
+            f"attention-TP width <= query heads must hold: {width} ranks (--tp-size {view.tp_size}, "
+            f"--attn-dp-size {attn_dp}, --attn-cp-size {view.attn_cp_size}) would share the {heads} query "
+            f"heads of {config.path}, and at least {width - heads} of them would hold padding only; lower "
+            f"--tp-size to at most {heads * parts}, or raise --attn-dp-size"
+        )
+
+
 def resolve_model(view: ResolvingView) -> None:
     _refuse_early(view, "load_format", "revision", "download_dir", "quantization")
     config = ModelConfig.from_path(
@@ -46,6 +63,7 @@ def resolve_model(view: ResolvingView) -> None:
             f"--quantization gguf needs a GGUF file, and {config.path} holds none; leave the flag out "
             "or give the .gguf file as --model-path"
         )
+    _check_attention_width(view, config)
     _check_sampling_defaults(view, config)
     view.fill("model_hook", context_length=config.context_len)
     if not view.skip_tokenizer_init:

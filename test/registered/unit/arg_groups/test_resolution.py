@@ -196,6 +196,17 @@ def test_attention_dp_over_one_replica_warns_and_does_nothing(resolved, caplog):
     assert result(record, "enable_dp_attention") is False
 
 
+def test_a_head_of_its_own_replica_needs_replicas(resolved, caplog):
+    with caplog.at_level(logging.WARNING):
+        record = resolved(enable_dp_lm_head=True)
+    assert "--enable-dp-lm-head has no effect without attention data parallelism" in caplog.text
+    assert result(record, "enable_dp_lm_head") is False
+    caplog.clear()
+    record = resolved(tp_size=2, attn_dp_size=2, enable_dp_lm_head=True)
+    assert "dp-lm-head" not in caplog.text
+    assert result(record, "enable_dp_lm_head") is True
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -277,3 +288,16 @@ def test_a_number_that_no_message_carries_is_refused_and_not_shown_whole(number)
 def test_a_number_that_json_cannot_show_is_refused(number):
     with pytest.raises(ValueError, match="--watchdog-timeout must be a number that is finite"):
         resolve(ServerArgs(model_path="m", watchdog_timeout=number))
+
+
+def test_more_attention_ranks_than_query_heads_are_refused_with_the_numbers(resolved):
+    """The model has 4 query heads: what does not divide is padded, what can only be padding is refused."""
+    for width in (2, 3, 4):
+        resolved(tp_size=width)
+    resolved(tp_size=8, dp_size=2, enable_dp_attention=True)
+    with pytest.raises(
+        ValueError, match=r"5 ranks \(--tp-size 5, .* 4 query heads .* at least 1 .* at most 4"
+    ):
+        resolved(tp_size=5)
+    with pytest.raises(ValueError, match=r"8 ranks .*--attn-dp-size 2.* at most 8, or raise --attn-dp-size"):
+        resolved(tp_size=16, dp_size=2, enable_dp_attention=True)

@@ -9,7 +9,7 @@ code with what it tests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -311,19 +311,23 @@ def create_scheduler(
     max_requests: int = 64,
     context_len: int = 2048,
     world_rank: int = 0,
+    groups: Mapping[str, Any] | None = None,
     **server_args_fields: Any,
 ) -> Scheduler:
     """Publish a record with these fields and build a scheduler over a `FakeWorker` and a `MemoryChannel`.
 
     They are reachable as `scheduler.worker` and `scheduler.channel` (None on a peer of an attention-TP
-    group). Call `reset_context()` when done.
+    group). With several ranks, `groups` are stated by name; without them real ones are built. Call
+    `reset_context()` when done.
     """
     record = ServerArgs(
         **{"model_path": "dummy", "chunked_prefill_size": 512, "page_size": page_size, **server_args_fields}
     )
     publish(record, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, dp_rank=None))
     parallel = get_parallel()
-    if parallel.tp_size > 1:
+    if groups is not None:
+        parallel.override_permanently(**groups)
+    elif parallel.tp_size > 1:
         parallel_state.initialize_model_parallel()
     worker = FakeWorker(
         pool_tokens=pool_tokens, page_size=page_size, max_requests=max_requests, context_len=context_len

@@ -78,7 +78,7 @@ class Scheduler:
         self.group = group = GroupChannel(channel)
         self.dp_rank = replica_number()
         self._dp_attn = DpAttnSync() if get_parallel().attn_dp_size > 1 else None
-        self._delayer = PrefillDelayer.from_published()
+        self._delayer = PrefillDelayer.from_published(warns=group.is_leader)
         self._heartbeat = heartbeat
         self._stopping = False
         self.roster = roster = Roster()
@@ -157,7 +157,8 @@ class Scheduler:
     def _agree(self, dp_attn: DpAttnSync, plan: Plan) -> Agreement:
         agreement = dp_attn.agree(
             stopping=self._stopping,
-            has_requests=not self.roster.is_idle,
+            # A request whose prompt this batch completes is in no list of the roster until it is processed.
+            has_requests=plan.batch is not None or not self.roster.is_idle,
             batch=None if plan.batch is None else plan.batch.forward,
         )
         self._stopping = agreement.stopping

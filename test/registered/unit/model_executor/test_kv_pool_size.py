@@ -8,11 +8,16 @@ import torch
 from sglang.srt.layers.attention.attention_registry import kv_layout_of
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import (
+    HostMemory,
+    least_budget_bytes,
     make_kv_pools,
     pool_budget_bytes,
     pool_tokens,
     ranks_on_this_host,
+    requests_of_one_replica,
 )
+from sglang.srt.runtime_context import get_parallel
+from sglang.test.fake_group import FakeGroup
 from sglang.test.test_utils import published_topology
 
 GIB = 1 << 30
@@ -71,6 +76,7 @@ def test_no_room_for_a_page_is_an_error_with_the_numbers_and_the_cure(changes):
         ({"tp_size": 4, "pp_size": 2, "nnodes": 2}, 4),
         ({"tp_size": 4, "dp_size": 2}, 8),
         ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, 4),
+        ({"tp_size": 3, "nnodes": 2}, 2),
     ],
 )
 def test_ranks_of_the_host_share_the_memory(fields, expected):
@@ -93,3 +99,73 @@ def test_a_request_table_that_memory_cannot_hold_is_refused_with_the_cure():
             available_before=4 * GIB,
             available_now=4 * GIB,
         )
+
+
+SEEN = HostMemory(0, 100 * GIB, 90 * GIB)
+
+
+def test_ranks_that_load_together_count_what_all_of_them_took():
+    """A rank that measured early saw too little taken, one that began late too little to begin with."""
+    seen = [HostMemory(0, 100 * GIB, 95 * GIB), HostMemory(0, 97 * GIB, 90 * GIB)]
+    assert least_budget_bytes(seen, mem_fraction=0.5, ranks=2) == 20 * GIB
+    assert least_budget_bytes(seen, mem_fraction=None, ranks=2) == GIB
+
+
+def test_the_poorest_host_decides():
+    seen = [SEEN, HostMemory(1, 50 * GIB, 40 * GIB), HostMemory(2, 500 * GIB, 490 * GIB)]
+    assert least_budget_bytes(seen, mem_fraction=0.5, ranks=1) == 15 * GIB
+    assert least_budget_bytes([SEEN], mem_fraction=0.5, ranks=1) == 40 * GIB
+
+
+def pools_of(others, **fields):
+    """The pools of rank 0 of a world whose other ranks saw `others`."""
+
+    class World(FakeGroup):
+        def all_gather_object(self, value):
+            return [value, *(list(memory) for memory in others)]
+
+    group = World(1 + len(others))
+    with (
+        published_topology(tp_size=1 + len(others), ranks=ONE, max_running_requests=9, **fields),
+        get_parallel().override(world_group=group),
+    ):
+        pools = make_kv_pools(
+            KVSpec(1, 1, 8, torch.float32),
+            kv_layout_of("torch_native"),
+            context_len=128,
+            device=torch.device("cpu"),
+            available_before=4 * GIB,
+            available_now=4 * GIB,
+        )
+    return pools, group
+
+
+def test_all_ranks_of_a_world_get_pools_of_one_size_which_the_poorest_can_afford():
+    """Planners must agree: a rank with more room would admit what its peers push back."""
+    rich, group = pools_of([HostMemory(0, 8 * GIB, 8 * GIB)])
+    assert group.calls["barrier"] == 1, "the slowest loader is waited for"
+    poor, _ = pools_of([HostMemory(0, 4 * GIB, 1 << 16)])
+    assert rich.allocator.size == 9 * 128 and poor.allocator.size == (1 << 14) // 2 // 64
+
+
+def test_a_rank_without_room_fails_all_ranks_with_the_same_words():
+    with pytest.raises(ValueError, match="the KV pool has no room for one page"):
+        pools_of([HostMemory(0, 4 * GIB, 0)], max_total_tokens=64)
+
+
+@pytest.mark.parametrize(("given", "each"), [(None, None), (9, 4), (2, 1), (1, 1)])
+def test_attention_dp_replicas_share_the_running_requests(given, each):
+    with published_topology(tp_size=2, dp_size=2, enable_dp_attention=True, ranks=ONE):
+        assert requests_of_one_replica(given) == each
+
+
+def test_replicas_that_are_worlds_of_their_own_share_nothing():
+    with published_topology(dp_size=2, ranks=ONE):
+        assert requests_of_one_replica(9) == 9
+
+
+def test_the_share_is_the_size_of_the_request_table_and_is_said(caplog):
+    caplog.set_level("INFO")
+    pools, _ = pools_of([HostMemory(0, 8 * GIB, 8 * GIB)], dp_size=2, enable_dp_attention=True)
+    assert pools.req_to_token.size == 4 and pools.allocator.size == 4 * 128
+    assert "max_running_requests=9 over 2 attention-DP replicas: each runs at most 4" in caplog.text

@@ -29,7 +29,8 @@ class Schedule(Namespace, ns=NS("schedule")):
         ),
     ] = None
     max_queued_requests: A[
-        int | None, Arg(help="Most requests waiting; one more is answered 503.", served=True, at_least=0)
+        int | None,
+        Arg(help="Most requests waiting in one replica; one more is answered 503.", served=True, at_least=0),
     ] = None
     max_total_tokens: A[
         int | None, Arg(help="Size of the KV pool in tokens.", served=True, human_int=True, at_least=1)

@@ -33,15 +33,16 @@ class PrefillDelayer:
         self.num_delayed_turns = 0
 
     @classmethod
-    def from_published(cls) -> PrefillDelayer | None:
-        """The delayer of this deployment, or None when there is nothing to vote on."""
+    def from_published(cls, *, warns: bool = True) -> PrefillDelayer | None:
+        """The delayer of this deployment, or None when there is nothing to vote on (said where `warns`)."""
         schedule = get_schedule()
         if not schedule.enable_prefill_delayer:
             return None
         if get_parallel().attn_dp_size == 1:
-            logger.warning(
-                "enable_prefill_delayer has no effect without attention data parallelism (--attn-dp-size)"
-            )
+            if warns:
+                logger.warning(
+                    "enable_prefill_delayer has no effect without attention data parallelism (--attn-dp-size)"
+                )
             return None
         return cls(
             max_passes=schedule.prefill_delayer_max_delay_passes,

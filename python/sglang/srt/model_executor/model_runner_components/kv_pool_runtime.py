@@ -171,7 +171,7 @@ def make_kv_pools(
     )
     pages = tokens // page_size
     rows = min(rows, tokens)
-    _check_request_table(rows, context_len, available_now)
+    _check_request_table(rows, context_len, available_now // ranks)
     logger.info(
         "KV cache is allocated. tokens=%d, pages=%d of %d, %s, %.1f MiB",
         tokens,

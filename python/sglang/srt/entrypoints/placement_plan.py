@@ -111,7 +111,7 @@ def plan_of(record: Any) -> Plan:
         build_publication(record, role=None, ranks=_world_rank(sizes.offset + index))
         for index in range(sizes.ranks)
     ]
-    per_node = _ranks_per_node(total, config["nnodes"])
+    per_node = total // config["nnodes"]
     return Plan(
         flags=_spelled(config),
         replicas=replicas,
@@ -137,15 +137,6 @@ def _group_sizes(config: Mapping[str, Any]) -> GroupSizes:
         **{f"{name}_size": config[f"{name}_size"] for name in DIMENSIONS},
         offset=config["ep_join_rank_offset"],
     )
-
-
-def _ranks_per_node(total: int, nodes: int) -> int:
-    if total % nodes:
-        raise ValueError(
-            f"the ranks must divide over the machines: {total} ranks over --nnodes {nodes} "
-            f"leave {total % nodes} over"
-        )
-    return total // nodes
 
 
 def _seat(publication: Publication, replica: int, node: int) -> Seat:

@@ -48,6 +48,73 @@ def test_replicas_of_the_worked_example() -> None:
     assert attn_dp_replicas(EXAMPLE) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
 
 
+#: Whole layouts for the dimensions that the worked example leaves one wide, and for odd widths.
+WRITTEN_OUT: list[tuple[dict[str, int], dict[str, list[list[int]]]]] = [
+    (
+        {"tp_size": 4, "attn_dp_size": 2, "attn_tp_size": 2, "moe_ep_size": 2, "moe_tp_size": 2},
+        {
+            "tp": [[0, 1, 2, 3]],
+            "pp": [[0], [1], [2], [3]],
+            "attn_tp": [[0, 1], [2, 3]],
+            "attn_cp": [[0], [1], [2], [3]],
+            "attn_dp": [[0, 1], [2, 3]],
+            "dcp": [[0], [1], [2], [3]],
+            "moe_dp": [[0], [1], [2], [3]],
+            "moe_ep": [[0, 2], [1, 3]],
+            "moe_tp": [[0, 1], [2, 3]],
+            "self_pp": [[0], [1], [2], [3]],
+        },
+    ),
+    (
+        dict(tp_size=8, attn_tp_size=8, dcp_size=4, moe_dp_size=2, moe_ep_size=2, moe_tp_size=2),
+        {
+            "tp": [[0, 1, 2, 3, 4, 5, 6, 7]],
+            "attn_tp": [[0, 1, 2, 3, 4, 5, 6, 7]],
+            "attn_dp": [[0, 1, 2, 3, 4, 5, 6, 7]],
+            "dcp": [[0, 1, 2, 3], [4, 5, 6, 7]],
+            "moe_dp": [[0, 4], [1, 5], [2, 6], [3, 7]],
+            "moe_ep": [[0, 2], [1, 3], [4, 6], [5, 7]],
+            "moe_tp": [[0, 1], [2, 3], [4, 5], [6, 7]],
+        },
+    ),
+    (
+        {"tp_size": 6, "attn_cp_size": 3, "attn_tp_size": 2, "moe_ep_size": 3, "moe_dp_size": 2, "offset": 6},
+        {
+            "tp": [[6, 7, 8, 9, 10, 11]],
+            "attn_tp": [[6, 7], [8, 9], [10, 11]],
+            "attn_cp": [[6, 8, 10], [7, 9, 11]],
+            "attn_dp": [[6, 7, 8, 9, 10, 11]],
+            "moe_dp": [[6, 9], [7, 10], [8, 11]],
+            "moe_ep": [[6, 7, 8], [9, 10, 11]],
+            "moe_tp": [[6], [7], [8], [9], [10], [11]],
+            "self_pp": [[6], [7], [8], [9], [10], [11]],
+        },
+    ),
+    (
+        {
+            "tp_size": 4, "pp_size": 3, "attn_dp_size": 2, "attn_tp_size": 2, "dcp_size": 2, "moe_tp_size": 4,
+        },
+        {
+            "tp": [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]],
+            "pp": [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]],
+            "attn_tp": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]],
+            "attn_dp": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]],
+            "dcp": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]],
+            "moe_tp": [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]],
+        },
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes, written", WRITTEN_OUT)
+def test_more_whole_layouts_are_cut_as_written_out(
+    sizes: dict[str, int], written: dict[str, list[list[int]]]
+) -> None:
+    cut = GroupSizes(**sizes)
+    computed = {**layout(cut), "attn_dp": attn_dp_replicas(cut)}
+    assert {name: computed[name] for name in written} == written
+
+
 @pytest.mark.parametrize(
     "sizes, name, groups",
     [

@@ -23,7 +23,7 @@ LAYOUTS = {
     "attention dp": "--tp-size 2 --attn-dp-size 2",
     "worked": "--tp-size 8 --pp-size 2 --attn-dp-size 2 --attn-cp-size 2 --ep-size 4 --moe-dp-size 2",
     "replicas": "--tp-size 4 --dp-size 2",
-    "machines": "--tp-size 16 --attn-dp-size 4 --dcp-size 2 --nnodes 2 --dist-init-addr a:1",
+    "machines": "--tp-size 16 --attn-dp-size 4 --dcp-size 2 --nnodes 2",
     "odd": "--tp-size 11 --pp-size 3",
     "many groups": "--tp-size 104 --attn-dp-size 104",
 }

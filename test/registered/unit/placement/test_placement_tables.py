@@ -128,9 +128,7 @@ def test_seats_and_groups_are_shown_as_written_out(flags: str, shown: str, capsy
     assert capsys.readouterr() == (shown, "")
 
 
-@pytest.mark.parametrize(
-    "flags", [WORKED, f"{WORKED} --nnodes 2 --dist-init-addr a:1", "--tp-size 16 --ep 4"]
-)
+@pytest.mark.parametrize("flags", [WORKED, f"{WORKED} --nnodes 2", "--tp-size 16 --ep 4"])
 def test_sixteen_ranks_fit_eighty_columns(flags: str, capsys: Any) -> None:
     assert _run(flags) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -140,7 +138,7 @@ def test_sixteen_ranks_fit_eighty_columns(flags: str, capsys: Any) -> None:
 def test_the_widest_table_there_is_fits_eighty_columns(capsys: Any) -> None:
     """Every column at once: no layout has more."""
     flags = "--pp 2 --tp 32 --attn-dp-size 2 --attn-cp-size 2 --dcp-size 2 --moe-dp-size 2 --ep 4 --nnodes 2"
-    assert main([*flags.split(), "--dist-init-addr", "a:1"]) == 0
+    assert _run(flags) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "moe_tp" in lines[4] and "node" in lines[4] and "dcp" in lines[4]
     assert max(map(len, lines)) <= 80
@@ -156,7 +154,7 @@ def test_long_groups_are_broken_between_ranks_and_lose_none(capsys: Any) -> None
 
 
 def test_machines_hold_consecutive_ranks(capsys: Any) -> None:
-    assert _run("--tp-size 4 --pp-size 2 --nnodes 4 --dist-init-addr a:1 --json") == 0
+    assert _run("--tp-size 4 --pp-size 2 --nnodes 4 --json") == 0
     ranks = json.loads(capsys.readouterr().out)["ranks"]
     assert [rank["node"] for rank in ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -237,15 +235,16 @@ IMPOSSIBLE = [
     ("--tp 8 --moe-dp 3", ["tp_size % moe_dp_size", "8", "3"], "--tp 9 --moe-dp 3"),
     ("--tp 8 --attn-dp 4 --dcp 4", ["attn_tp_size % dcp_size", "2", "4"], "--tp 8 --attn-dp 2 --dcp 4"),
     (
-        "--tp 3 --nnodes 2 --nccl-init-addr a:1",
+        "--tp 3 --nnodes 2",
         ["% nnodes", "3", "2"],
-        "--tp 4 --nnodes 2 --nccl-init-addr a:1",
+        "--tp 4 --nnodes 2",
     ),
     (
-        "--tp 2 --nnodes 4 --dist-init-addr a:1",
+        "--tp 2 --nnodes 4",
         ["nnodes", "2", "4"],
-        "--tp 2 --pp-size 2 --nnodes 4 --dist-init-addr a:1",
+        "--tp 2 --pp-size 2 --nnodes 4",
     ),
+    ("--dp-size 2 --nnodes 2", ["dp_size == 1 or nnodes == 1", "--dp-size 2", "--nnodes 2"], "--dp-size 2"),
     ("--nnodes 0", ["--nnodes must be at least 1", "got 0"], "--nnodes 1"),
     ("--node-rank 1", ["node_rank < nnodes", "1"], "--node-rank 0"),
     ("--tp 4 --attn-dp 2 --dp-size 2", ["--attn-dp-size 2", "--dp-size 2"], "--tp 4 --attn-dp 2 --dp-size 1"),

@@ -1,7 +1,8 @@
 """Owns the plan of a deployment: every rank's seat and every group, from flags alone, before anything starts.
 
 Read by the placement printer, which shows it as a table, as JSON or as a picture. Must not do arithmetic of
-its own: seats are what ``publish`` would stamp in each process, groups what ``group_layout`` would build.
+its own: seats are what ``publish`` would stamp in each process, groups what ``group_layout`` would build,
+machines what ``ranks_of_node`` gives each.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.arg_groups.cli import parse_command_line
+from sglang.srt.arg_groups.model_override_base import resolving_view
+from sglang.srt.arg_groups.parallel_hook import replicas_of
 from sglang.srt.arg_groups.pipeline import resolve_layout
 from sglang.srt.distributed.group_layout import GroupSizes, attn_dp_replicas, layout
 from sglang.srt.runtime_context.publication import Publication, SpawnRanks, build_publication
+from sglang.srt.runtime_context.widths import ranks_of_node
 from sglang.srt.server_args import ServerArgs
 
 __all__ = ["DIMENSIONS", "MEANING", "MOST_RANKS", "Group", "Plan", "Seat", "plan_from_flags", "plan_of"]
@@ -103,7 +107,7 @@ def plan_of(record: Any) -> Plan:
     first = build_publication(record, role=None, ranks=_world_rank(record.ep_join_rank_offset))
     config = first.config
     sizes = _group_sizes(config)
-    replicas = 1 if config["enable_dp_attention"] else config["dp_size"]
+    replicas = replicas_of(resolving_view(record))
     total = replicas * sizes.ranks
     if total > MOST_RANKS:
         raise ValueError(f"{total} ranks are more than this tool shows: {MOST_RANKS} at most")
@@ -111,7 +115,9 @@ def plan_of(record: Any) -> Plan:
         build_publication(record, role=None, ranks=_world_rank(sizes.offset + index))
         for index in range(sizes.ranks)
     ]
-    per_node = total // config["nnodes"]
+    nodes = [
+        node for node in range(config["nnodes"]) for _ in ranks_of_node(sizes.ranks, config["nnodes"], node)
+    ]
     return Plan(
         flags=_spelled(config),
         replicas=replicas,
@@ -119,9 +125,9 @@ def plan_of(record: Any) -> Plan:
         world_size=sizes.ranks,
         widths={name: config[f"{name}_size"] for name in DIMENSIONS},
         seats=[
-            _seat(publication, replica, (replica * sizes.ranks + index) // per_node)
+            _seat(publication, replica, node)
             for replica in range(replicas)
-            for index, publication in enumerate(world)
+            for node, publication in zip(nodes, world)
         ],
         groups=_groups(sizes),
     )

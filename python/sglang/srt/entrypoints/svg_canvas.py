@@ -6,7 +6,7 @@ Used by the placement picture. Must not know what is drawn; what it writes needs
 from __future__ import annotations
 
 import math
-from xml.sax.saxutils import escape
+from html import escape
 
 __all__ = ["Canvas", "ink_on", "text_width", "tint", "wrap"]
 
@@ -89,7 +89,8 @@ class Canvas:
             f' text-anchor="{anchor}"' if anchor != "start" else ""
         )
         self._parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{ink}"{style}>{escape(text)}</text>'
+            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{ink}"{style}>'
+            f"{escape(text, quote=False)}</text>"
         )
 
     def star(self, x: float, y: float, radius: float) -> None:
@@ -105,7 +106,7 @@ class Canvas:
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" font-family="sans-serif">\n'
-            f"<title>{escape(title)}</title>\n"
+            f"<title>{escape(title, quote=False)}</title>\n"
             f'<rect width="{width:g}" height="{height:g}" fill="#fff"/>\n'
         )
         return head + "\n".join(self._parts) + "\n</svg>\n"

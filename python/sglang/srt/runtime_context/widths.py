@@ -21,6 +21,7 @@ __all__ = [
     "derive_parallel_widths",
     "derive_stage_ranks",
     "published_widths",
+    "ranks_of_node",
 ]
 
 #: Leaves that are widths: none may be below one.
@@ -148,3 +149,9 @@ def derive_stage_ranks(*, world_rank: int, tp_size: int, pp_size: int, offset: i
             f"{world_rank} - {offset} and {tp_size} * {pp_size}"
         )
     return divmod(seat, tp_size)
+
+
+def ranks_of_node(world_size: int, nodes: int, node: int) -> range:
+    """World ranks of one machine: a contiguous block, so that neighbours of a tensor group share it."""
+    width = world_size // nodes
+    return range(node * width, (node + 1) * width)

@@ -1,4 +1,4 @@
-"""The layout against a reference that knows the rank formulas only, and against what processes are stamped."""
+"""The layout against a reference that knows the rank formulas only, and against the stamps of processes."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -222,6 +222,14 @@ def test_flags_are_escaped_in_the_picture() -> None:
     assert [text.text for text in page.iter(f"{SVG}text")] == ['a < b & "c"']
 
 
+def test_the_picture_on_the_page_is_the_one_that_its_command_draws() -> None:
+    docs = Path(__file__).resolve().parents[4] / "docs"
+    (flags,) = re.findall(
+        r"sglang\.placement (.+) --svg docs/layout\.svg`", (docs / "parallel.md").read_text("utf-8")
+    )
+    assert (docs / "layout.svg").read_text(encoding="utf-8") == draw(_plan(flags))
+
+
 def test_lines_are_broken_only_between_words() -> None:
     assert wrap("one two three", 10, text_width("one two", 10)) == ["one two", "three"]
     assert wrap("incomprehensible", 10, 20) == ["incomprehensible"]

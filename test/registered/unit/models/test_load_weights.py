@@ -119,6 +119,19 @@ def test_a_fused_weight_holds_its_parts_in_order(load):
         assert torch.equal(linear.method.unpack(linear), expected)
 
 
+@pytest.mark.parametrize("rank, lines", [(0, 1), (1, 0)])
+def test_padded_heads_are_said_once_and_by_one_rank(tmp_path, caplog, rank, lines):
+    config = ModelConfig.from_path(write_tiny_model(tmp_path / "model", num_heads=9, num_kv_heads=3))
+    with (
+        caplog.at_level("INFO"),
+        published_topology(tp_size=2, ranks={"world_rank": rank, "dp_rank": None}),
+    ):
+        model_class(config.architecture)(config, dtype=torch.float32)
+    said = [record.message for record in caplog.records if "heads" in record.message]
+    assert len(said) == lines
+    assert all("9 query and 3 key/value heads over 2 ranks: padded to 12 and 4" in line for line in said)
+
+
 def test_biases_are_loaded_and_added(tmp_path):
     """Llama with attention and feed-forward biases, against the reference with the same weights."""
     transformers = pytest.importorskip("transformers")

@@ -1,0 +1,199 @@
+"""Owns the mistakes that the layout lab can plant into product code, inside a rank process, by name.
+
+Planted by `lab_rank` around a cell; the test of the matrix asserts that each is noticed. A fault replaces a
+name of the product for the length of a block, and must not reach into the lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sglang.srt.distributed import communication_op, parallel_state
+from sglang.srt.distributed.group_coordinator import GroupCoordinator
+from sglang.srt.layers import communicator, linear, vocab_parallel_embedding
+from sglang.srt.runtime_context import get_parallel, publication, widths
+
+#: A cell has hundreds of sums; this one is skipped.
+_SKIPPED_CALL = 5
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How to plant it, and whether publish already meets it (else the groups stand, and the model comes
+    next).
+    """
+
+    plant: Callable[[], AbstractContextManager[None]]
+    before_publish: bool = False
+
+
+def find(name: str | None) -> Fault | None:
+    """The fault of that name; None for no fault."""
+    if name is None:
+        return None
+    if name not in _FAULTS:
+        raise ValueError(f"fault {name!r} is not one of {', '.join(_FAULTS)}")
+    return _FAULTS[name]
+
+
+@contextmanager
+def _replaced(*places: tuple[Any, str], by: Any) -> Iterator[None]:
+    """One object in place of the same name in several modules, for a block."""
+    with ExitStack() as stack:
+        for module, name in places:
+            stack.enter_context(mock.patch.object(module, name, by))
+        yield
+
+
+# --- ranks ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _getter_off_by_one(getter: str) -> Iterator[None]:
+    """A live getter counts from one and goes round; only read where ranks are not stamped."""
+    right = getattr(parallel_state, getter)
+
+    def wrong() -> int:
+        return (right() + 1) % get_parallel().tp_size
+
+    with _replaced((parallel_state, getter), by=wrong):
+        yield
+
+
+@contextmanager
+def _layers_get_the_rank_below() -> Iterator[None]:
+    """The rank that a layer asks for is one too low, so that the last share is held by nobody."""
+    right = linear.axis_place
+
+    def wrong(axis: linear.Axis) -> tuple[int, int]:
+        rank, width = right(axis)
+        return max(rank - 1, 0), width
+
+    with _replaced((linear, "axis_place"), (vocab_parallel_embedding, "axis_place"), by=wrong):
+        yield
+
+
+@contextmanager
+def _stamp_off_by_one() -> Iterator[None]:
+    """The derivation of the stamped attention rank goes one too far."""
+    right = widths.derive_attention_ranks
+
+    def wrong(**seat: int) -> widths.AttentionRanks:
+        ranks = right(**seat)
+        place = (ranks.attn_tp_rank + 1) % seat["attn_tp_size"]
+        return widths.AttentionRanks(ranks.attn_dp_rank, ranks.attn_cp_rank, place, ranks.dcp_rank)
+
+    with _replaced((publication, "derive_attention_ranks"), by=wrong):
+        yield
+
+
+# --- widths -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _attention_cut_by_tp_size() -> Iterator[None]:
+    """Attention layers take rank and width of the tensor group."""
+    right = linear.axis_place
+    with _replaced((linear, "axis_place"), by=lambda axis: right("tp")):
+        yield
+
+
+@contextmanager
+def _attention_summed_over_tp() -> Iterator[None]:
+    """The output projection reduces over the tensor group."""
+    wrong = communication_op.tensor_model_parallel_all_reduce
+    with _replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
+        yield
+
+
+@contextmanager
+def _everything_here() -> Iterator[None]:
+    """A rank that loads the whole model and talks to nobody: the right answers at the price of one rank."""
+    sums = _replaced(
+        (linear, "attention_tensor_parallel_all_reduce"),
+        (vocab_parallel_embedding, "attention_tensor_parallel_all_reduce"),
+        (communicator, "tensor_model_parallel_all_reduce"),
+        by=lambda tensor: tensor,
+    )
+    places = _replaced(
+        (linear, "axis_place"), (vocab_parallel_embedding, "axis_place"), by=lambda axis: (0, 1)
+    )
+    with sums, places:
+        yield
+
+
+# --- collectives ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _one_sum_skipped(everywhere: bool) -> Iterator[None]:
+    """The fifth sum over the tensor group is left out, by all ranks or by its last one."""
+    right = GroupCoordinator.all_reduce
+    seen = 0
+
+    def wrong(group: GroupCoordinator, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        nonlocal seen
+        if group.group_name == "tp":
+            seen += 1
+            if seen == _SKIPPED_CALL and (everywhere or group.is_last_rank):
+                return tensor
+        return right(group, tensor, op)
+
+    with _replaced((GroupCoordinator, "all_reduce"), by=wrong):
+        yield
+
+
+@contextmanager
+def _destroyed_group_kept() -> Iterator[None]:
+    """Attention layers keep the group that they first summed over."""
+    kept: list[GroupCoordinator] = []
+
+    def wrong(tensor: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            kept.append(get_parallel().attn_tp_group)
+        return kept[0].all_reduce(tensor)
+
+    with _replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
+        yield
+
+
+@contextmanager
+def _living_group_kept() -> Iterator[None]:
+    """The same with communicators that outlive the layout, and calls booked where they belong: nothing but
+    the answers can tell.
+    """
+    parallel = get_parallel()
+    width = parallel.attn_tp_size
+    blocks = [list(range(first, first + width)) for first in range(0, parallel.launch_world_size, width)]
+    kept = GroupCoordinator(blocks, parallel.launch_world_rank, "gloo", group_name="kept")
+
+    def wrong(tensor: torch.Tensor) -> torch.Tensor:
+        get_parallel().attn_tp_group.calls["all_reduce"] += 1
+        return kept.all_reduce(tensor)
+
+    with _replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
+        yield
+
+
+_FAULTS: dict[str, Fault] = {
+    "live tp rank off by one": Fault(lambda: _getter_off_by_one("get_tensor_model_parallel_rank")),
+    "live attention rank off by one": Fault(
+        lambda: _getter_off_by_one("get_attn_tensor_model_parallel_rank")
+    ),
+    "layers get the rank below": Fault(_layers_get_the_rank_below),
+    "stamped attention rank off by one": Fault(_stamp_off_by_one, before_publish=True),
+    "attention cut by tp_size": Fault(_attention_cut_by_tp_size),
+    "attention summed over the tensor group": Fault(_attention_summed_over_tp),
+    "everything on every rank": Fault(_everything_here),
+    "one sum skipped by all": Fault(lambda: _one_sum_skipped(everywhere=True)),
+    "one sum skipped by one rank": Fault(lambda: _one_sum_skipped(everywhere=False)),
+    "a stale copy of a destroyed group": Fault(_destroyed_group_kept),
+    "a stale copy of a group that still works": Fault(_living_group_kept),
+}
+FAULTS = tuple(_FAULTS)

@@ -1,0 +1,101 @@
+"""Owns what the layout lab and its rank processes say to each other: one order and one report a cell.
+
+Written by `lab_world` and `lab_rank`. Plain structs in msgpack frames over pipes; nothing is pickled, and no
+tensor travels but as bytes. It must not import torch: the side that gives the orders needs none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sglang.srt.messages.io_struct import FinishReason, TokenizedGenerateReqInput, TokenLogprob
+
+#: Groups whose calls are reported, as the context names them (without `_group`).
+GROUPS = ("world", "tp", "pp", "dcp", "attn_tp", "attn_cp", "moe_ep", "moe_dp", "moe_tp")
+
+#: First frame of a rank: its world stands.
+HERE = b"here"
+#: Four ranks on a busy machine import torch and meet.
+START_TIMEOUT_S = 120.0
+
+
+class CellOrder(msgspec.Struct, kw_only=True):
+    """What one rank does for one cell. `phases` holds what lies in its inbox when a phase begins; a rank that
+    leads nobody has empty ones, and takes the same number of phases as everybody.
+    """
+
+    fields: dict[str, Any]  # of the record
+    world_rank: int
+    dp_rank: int | None
+    with_bundle: bool
+    leads: bool
+    phases: list[list[TokenizedGenerateReqInput]]
+    #: Name of the fault to plant, of `lab_faults`; it stays planted until an order names another one or none.
+    fault: str | None = None
+
+
+class RequestReport(msgspec.Struct, kw_only=True):
+    """Everything that the leader sent about one request."""
+
+    ids: list[int]
+    finish_reason: FinishReason | None
+    cached_tokens: int
+    num_retractions: int
+    output_logprobs: list[TokenLogprob]
+    input_logprobs: list[TokenLogprob] | None
+
+
+class RankReport(msgspec.Struct, kw_only=True):
+    """What one rank has to show after a cell."""
+
+    requests: dict[str, RequestReport]  # by rid; empty on a rank that leads nobody
+    #: Seed of the request -> float32 logits [tokens drawn, vocab], as bytes; before sampling.
+    draws: dict[int, bytes]
+    vocab_size: int
+    parameter_bytes: int
+    kv_bytes_per_token: int
+    #: Group -> method -> calls during the phases.
+    calls: dict[str, dict[str, int]]
+    forwards: dict[str, int]  # by mode
+    #: Forwards of several replicas by padding.
+    paddings: dict[str, int]
+    #: Forwards that held part of a prompt and drew nothing for it.
+    unfinished_prompts: int
+    #: Calls of the head that these forwards need: see `lab_rank.Watch`.
+    head_calls: int
+    #: Turns of the scheduler, over all phases.
+    steps: int
+
+
+class RankError(msgspec.Struct, kw_only=True):
+    """The cell failed on this rank."""
+
+    kind: str  # class of the exception
+    message: str
+    traceback: str
+
+
+class RankAnswer(msgspec.Struct, kw_only=True):
+    """Exactly one of the two."""
+
+    report: RankReport | None = None
+    error: RankError | None = None
+
+
+_ORDER = msgspec.msgpack.Decoder(CellOrder)
+_ANSWER = msgspec.msgpack.Decoder(RankAnswer)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(message: CellOrder | RankAnswer) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decode_order(data: bytes) -> CellOrder:
+    return _ORDER.decode(data)
+
+
+def decode_answer(data: bytes) -> RankAnswer:
+    return _ANSWER.decode(data)

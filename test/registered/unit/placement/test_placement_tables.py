@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sglang.placement import main
-from sglang.srt.entrypoints.placement_plan import MOST_RANKS
+from sglang.srt.entrypoints.placement_plan import MOST_RANKS, plan_from_flags
+from sglang.srt.entrypoints.placement_table import as_json
 
 WORKED = "--tp-size 8 --pp-size 2 --attn-dp-size 2 --attn-cp-size 2 --ep-size 4 --moe-dp-size 2"
 
@@ -276,6 +279,48 @@ def test_what_cannot_be_is_refused_with_the_rule_and_the_numbers(
     for word in words:
         assert word in shown.err
     assert _run(possible) == 0
+
+
+_WIDTHS = ("tp", "pp", "attn_dp", "dp", "attn_cp", "dcp", "ep", "moe_dp", "nnodes")
+_DIGIT = st.sampled_from([1, 1, 1, 2, 2, 4, 3, 0, -1])
+
+
+def _fits(
+    tp: int, pp: int, attn_dp: int, dp: int, attn_cp: int, dcp: int, ep: int, moe_dp: int, nnodes: int
+) -> bool:
+    """The rules once more, as the design writes them."""
+    if min(tp, pp, attn_dp, dp, attn_cp, dcp, ep, moe_dp, nnodes) < 1 or (attn_dp > 1 and dp > 1):
+        return False
+    if tp % (attn_dp * attn_cp) or tp % (ep * moe_dp) or (tp // (attn_dp * attn_cp)) % dcp:
+        return False
+    return nnodes == 1 or (dp == 1 and (tp * pp) % nnodes == 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.fixed_dictionaries(dict.fromkeys(_WIDTHS, _DIGIT) | {"tp": st.sampled_from([1, 2, 4, 8, 6, 12, 0])})
+)
+def test_whatever_the_widths_they_are_shown_whole_or_refused(widths: dict[str, int]) -> None:
+    flags = []
+    for name, width in widths.items():
+        flag = "--nnodes" if name == "nnodes" else f"--{name.replace('_', '-')}-size"
+        flags += [flag, str(width)]
+    try:
+        shown = as_json(plan_from_flags(flags, prog="test"))
+    except ValueError as error:
+        assert not _fits(**widths), error
+        assert "got" in str(error) or "must hold" in str(error)
+        return
+    except SystemExit as leave:  # the command line itself refuses both spellings of dp
+        assert not _fits(**widths) and leave.code == 2
+        return
+    assert _fits(**widths)
+    world = list(range(shown["world_size"]))
+    assert shown["world_size"] == widths["tp"] * widths["pp"]
+    assert [rank["world_rank"] for rank in shown["ranks"]] == world * widths["dp"]
+    assert {rank["node"] for rank in shown["ranks"]} == set(range(widths["nnodes"]))
+    for group in shown["groups"]:
+        assert sorted(rank for ranks in group["ranks"] for rank in ranks) == world, group["kind"]
 
 
 def test_piped_text_is_plain_and_a_reader_may_leave_early() -> None:

@@ -26,7 +26,6 @@ def resolve_parallel(view: ResolvingView) -> None:
         view.declare("parallel_hook", enable_dp_lm_head=False)
     _check_widths(view)
     _check_machines(view)
-    _check_meeting_place(view)
 
 
 def _divides(rule: str, width: int, factor: int, numbers: str) -> None:
@@ -66,11 +65,6 @@ def _check_machines(view: ResolvingView) -> None:
     nodes, replicas = view.nnodes, replicas_of(view)
     if view.node_rank >= nodes:
         raise ValueError(f"0 <= node_rank < nnodes must hold: --node-rank {view.node_rank}, --nnodes {nodes}")
-    if view.use_ray and (view.node_rank or view.dist_init_addr or view.nccl_port):
-        raise ValueError(
-            "--use-ray chooses the machines and the place where ranks meet; leave --node-rank, "
-            "--dist-init-addr and --nccl-port out"
-        )
     if nodes == 1:
         return
     if replicas > 1:
@@ -86,14 +80,20 @@ def _check_machines(view: ResolvingView) -> None:
         nodes,
         f"--tp-size {view.tp_size}, --pp-size {view.pp_size}, --nnodes {nodes}",
     )
-    if view.dist_init_addr is None and not view.use_ray:
+
+
+def check_meeting_place(view: ResolvingView) -> None:
+    """What a start needs beside a layout that fits: one place where the ranks meet."""
+    if view.use_ray and (view.node_rank or view.dist_init_addr or view.nccl_port):
         raise ValueError(
-            f"--nnodes {nodes} needs --dist-init-addr HOST:PORT, the same on every machine: an address of "
-            "machine 0 that the others reach, and a port that is free there"
+            "--use-ray chooses the machines and the place where ranks meet; leave --node-rank, "
+            "--dist-init-addr and --nccl-port out"
         )
-
-
-def _check_meeting_place(view: ResolvingView) -> None:
+    if view.nnodes > 1 and view.dist_init_addr is None and not view.use_ray:
+        raise ValueError(
+            f"--nnodes {view.nnodes} needs --dist-init-addr HOST:PORT, the same on every machine: an address "
+            "of machine 0 that the others reach, and a port that is free there"
+        )
     if view.dist_init_addr is not None and view.nccl_port is not None:
         raise ValueError(
             f"--dist-init-addr {view.dist_init_addr} and --nccl-port {view.nccl_port} both say where ranks "

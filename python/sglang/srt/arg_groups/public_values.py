@@ -21,6 +21,15 @@ def public_values(record: Any) -> dict[str, Any]:
     }
 
 
+#: What may differ between the machines of one deployment: facts of a machine, and what only the server reads.
+PER_MACHINE = frozenset({"node_rank", "host", "port", "random_seed", "log_level"})
+
+
+def common_values(record: Any) -> dict[str, Any]:
+    """What all ranks of a world must have in common, whichever machine they run on."""
+    return {name: value for name, value in public_values(record).items() if name not in PER_MACHINE}
+
+
 def short_description(record: Any) -> str:
     """What the operator said, defaults left out, secrets masked: safe to log."""
     said = []

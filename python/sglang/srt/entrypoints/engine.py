@@ -49,6 +49,11 @@ class Engine:
             raise ValueError(f"server_args stands alone; also given: {', '.join(sorted(settings))}")
         configure_logging(record.log_level, logger_name="sglang")
         resolve_at_the_door(record)
+        if record.node_rank > 0:
+            raise ValueError(
+                f"node_rank={record.node_rank}: an Engine stands on machine 0; run `sglang serve` with the "
+                "same settings on the others, which only run ranks"
+            )
         self.server_args: ServerArgs = record
         self._runtime = _Runtime(record, rank_module)
         # Runs at the latest when the interpreter leaves; holds no reference to this object.
@@ -141,7 +146,7 @@ class Engine:
         )
 
     def placement(self) -> dict[str, list[dict[str, Any]]]:
-        """The answer of `/placement`: what every rank answers for every parallel name, and from which layer."""
+        """The answer of `/placement`: every rank, every parallel name, its value and the layer it is from."""
         return self._runtime.run(self.tokenizer_manager.get_placement())
 
     def get_model_info(self) -> dict[str, Any]:

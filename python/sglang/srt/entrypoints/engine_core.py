@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from sglang.srt.arg_groups.pipeline import resolve
 from sglang.srt.arg_groups.public_values import short_description
 from sglang.srt.arg_groups.supported import refuse_unserved
 from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
-from sglang.srt.entrypoints.rank_layout import layout_line, rank_configs, refuse_taken_ports
+from sglang.srt.entrypoints.rank_layout import hold_port, layout_line, rank_configs, refuse_taken_ports
 from sglang.srt.environ import envs
 from sglang.srt.managers.data_parallel_controller import Wire, open_wire
 from sglang.srt.managers.ipc import SocketFolder
@@ -25,7 +26,7 @@ from sglang.srt.managers.rank_processes import RANK_MODULE, RankProcesses
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.runtime_context import get_device, publish
+from sglang.srt.runtime_context import get_device, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,14 @@ class EngineCore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: Wire | None = None
         self._watchdog_timeout = get_device().watchdog_timeout
+        #: Where leaders on other machines send; the port is held until the wire has it.
+        self._address: str | None = None
+        self._port: socket.socket | None = None
         self.folder = SocketFolder()
         try:
-            configs = rank_configs(record, self.folder)
+            if get_parallel().nnodes > 1:
+                self._port, self._address = hold_port()
+            configs = rank_configs(record, self.folder, server=self._address)
             self.layout = layout_line(len(configs))
             logger.info("layout: %s", self.layout)
             self._leaders = [config.listen for config in configs if config.listen is not None]
@@ -86,7 +92,11 @@ class EngineCore:
             asyncio.to_thread(published_tokenizer, model_config), asyncio.to_thread(self.ranks.wait_ready)
         )
         self.rank_infos = [message.info for message in ready]
-        self._channel = open_wire(self.folder, self._leaders)
+        leaders = self._leaders
+        if self._address is not None:
+            leaders = [address for info in self.rank_infos[:1] for address in info["leaders"]]
+        self._channel = open_wire(self.folder, leaders, bind=self._address)
+        self._close_port()
         self.manager = TokenizerManager(
             model_config=model_config,
             tokenizer=tokenizer,
@@ -100,14 +110,16 @@ class EngineCore:
         return self.manager
 
     async def self_test(self) -> None:
-        """Generate a few tokens the way a request does; whatever is wrong raises here."""
+        """Generate a few tokens on every replica, the way a request does; whatever is wrong raises here."""
         manager = self.manager
         if manager is None:
             raise RuntimeError("connect() must come before self_test()")
         timeout = envs.SGLANG_WARMUP_TIMEOUT.get()
+        replicas = manager.limits.replicas
         request = GenerateReqInput(
-            text=_SELF_TEST_TEXT if manager.tokenizer is not None else None,
-            input_ids=[0] if manager.tokenizer is None else None,
+            text=[_SELF_TEST_TEXT] * replicas if manager.tokenizer is not None else None,
+            input_ids=[[0]] * replicas if manager.tokenizer is None else None,
+            routed_dp_rank=list(range(replicas)),
             sampling_params={"temperature": 0.0, "max_new_tokens": _self_test_tokens(manager)},
             no_logs=True,
         )
@@ -175,8 +187,14 @@ class EngineCore:
         """Wait for the ranks, on any thread; without an event loop this and the folder are all there is."""
         told = self._channel is not None and not self._cause
         self.ranks.stop(grace_s=STOP_GRACE_S if told else 0.0)
+        self._close_port()
         if self._channel is None:
             self.folder.remove()
+
+    def _close_port(self) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
 
     async def finish_close(self) -> None:
         """Close the wire, on the event loop it belongs to, and take the folder away."""

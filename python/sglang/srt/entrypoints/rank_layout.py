@@ -15,13 +15,17 @@ from sglang.srt.arg_groups.transport import pack_configuration
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.runtime_context import get_parallel
-
-#: Where the leader of another machine listens: any free port of its own address.
-_ANY_PORT = "*"
+from sglang.srt.runtime_context.widths import ranks_of_node
 
 
-def rank_configs(record: Any, folder: SocketFolder, *, meeting: str | None = None) -> list[RankConfig]:
-    """The ranks of this machine, replica by replica, in world order. `meeting` overrides where they meet."""
+def rank_configs(
+    record: Any, folder: SocketFolder, *, server: str | None = None, meeting: str | None = None
+) -> list[RankConfig]:
+    """The ranks of this machine, replica by replica, in world order.
+
+    `server` is the server's address where it has one that other machines reach; `meeting` overrides the place
+    where the ranks meet.
+    """
     parallel = get_parallel()
     world_size = parallel.tp_size * parallel.pp_size
     replicas = replicas_of(parallel)
@@ -33,10 +37,9 @@ def rank_configs(record: Any, folder: SocketFolder, *, meeting: str | None = Non
         for world_rank in here:
             local_rank = len(configs)
             leads = world_rank % parallel.tp_size % parallel.attn_tp_size == 0
-            listen, server = folder.rank_address(local_rank), folder.server_address
-            if own_host is not None:
-                # The server is elsewhere: it comes to both, at the ports that the leader tells it.
-                listen = server = f"tcp://{own_host}:{_ANY_PORT}"
+            # Another machine cannot see our folder: its leaders take any port and tell the others which.
+            listen = folder.rank_address(local_rank) if own_host is None else f"tcp://{own_host}:*"
+            tells_server = own_host is None and leads
             configs.append(
                 RankConfig(
                     configuration=packed,
@@ -48,18 +51,12 @@ def rank_configs(record: Any, folder: SocketFolder, *, meeting: str | None = Non
                     dp_rank=replica if replicas > 1 else None,
                     folder=str(folder.path),
                     listen=listen if leads else None,
-                    server=server if leads else None,
+                    server=(server or folder.server_address) if tells_server else None,
                     heartbeat=str(folder.heartbeat_path(local_rank)),
                     parent_pid=os.getpid(),
                 )
             )
     return configs
-
-
-def ranks_of_node(world_size: int, nodes: int, node: int) -> range:
-    """World ranks of one machine: a contiguous block, so that neighbours of a tensor group share it."""
-    width = world_size // nodes
-    return range(node * width, (node + 1) * width)
 
 
 def place_to_meet(folder: SocketFolder, replica: int) -> str:
@@ -95,14 +92,28 @@ def refuse_taken_ports() -> None:
             raise ValueError(_refusal(host, port, replica, error)) from error
 
 
+def hold_port() -> tuple[socket.socket, str]:
+    """A port of the stated host for the server's own end, kept until it is bound: `(holder, address)`.
+
+    A socket that is bound and does not listen keeps the port from being handed to somebody else, and lets a
+    listener with the same option in.
+    """
+    stated = stated_address()
+    assert stated is not None, "the door asks for --dist-init-addr with several machines"
+    family, _, _, _, address = socket.getaddrinfo(stated[0], None, type=socket.SOCK_STREAM)[0]
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((address[0], 0))
+    return holder, f"tcp://{_bracketed(address[0])}:{holder.getsockname()[1]}"
+
+
 def _try_port(host: str, port: int) -> None:
     family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((address[0], 0))  # not an address of this machine: said apart from a port in use
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # The meeting place takes the port on every address of the machine.
-        probe.bind(("", port))
+        probe.bind((address[0], port))
         probe.listen(1)
 
 

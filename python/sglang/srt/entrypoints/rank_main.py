@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.parallel_hook import replicas_of
+from sglang.srt.arg_groups.public_values import common_values
 from sglang.srt.arg_groups.transport import unpack_configuration
 from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
 from sglang.srt.entrypoints.rank_life import RankLife, leave
@@ -45,13 +46,13 @@ def main(argv: list[str]) -> int:
     ranks = _rank_suffix()
     configure_logging(get_observability().log_level, ranks=ranks)
     set_process_title("_".join(["sglang::scheduler", *ranks.split()]))
-    channel = _open_channel(config)
     try:
         cores = cores_of_rank(config.local_rank, config.ranks_on_host)
         if cores is not None:
             os.sched_setaffinity(0, cores)
+        channel, leaders = join(config, record)
         scheduler, info = build_scheduler(config, channel)
-        info["startup_time"] = time.monotonic() - started
+        info |= {"startup_time": time.monotonic() - started, "leaders": leaders}
         life.say(io_struct.RankReady(world_rank=config.world_rank, info=info))
         scheduler.run_event_loop()
     except Exception as error:  # noqa: BLE001 - told to the parent, which logs it
@@ -62,11 +63,34 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _open_channel(config: RankConfig) -> RankChannel | None:
-    """Only the leader of an attention-TP group has sockets; its peers get everything from it."""
-    if config.listen is None or config.server is None:
-        return None
-    return RankChannel(listen=config.listen, server=config.server)
+def join(config: RankConfig, record: ServerArgs) -> tuple[RankChannel | None, list[str]]:
+    """Meet the other ranks, build the groups, and open the leaders' sockets; the second value is where all
+    leaders of this world listen, in its order.
+
+    Only the leader of an attention-TP group has sockets; its peers get everything from it.
+    """
+    # torch is loaded here and not at the top: until now the rank could be told to go within milliseconds.
+    from sglang.srt.distributed.parallel_state import initialize_model_parallel
+    from sglang.srt.distributed.rendezvous import join_world
+
+    parallel = get_parallel()
+    join_world(
+        rendezvous=config.rendezvous,
+        world_rank=config.world_rank,
+        world_size=config.world_size,
+        local_rank=config.local_rank,
+        timeout_s=parallel.dist_timeout,
+        configuration=common_values(record),
+    )
+    initialize_model_parallel()
+    world = parallel.world_group
+    # Another machine does not see the server's folder, and learns here where the server is.
+    server = world.broadcast_object(config.server, src=0)
+    channel = None
+    if config.listen is not None:
+        channel = RankChannel(listen=config.listen, server=config.server or server)
+    listening = world.all_gather_object(None if channel is None else channel.address)
+    return channel, [address for address in listening if address is not None]
 
 
 def report_failure(life: RankLife, config: RankConfig, error: Exception) -> None:
@@ -81,42 +105,20 @@ def report_failure(life: RankLife, config: RankConfig, error: Exception) -> None
 
 
 def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Scheduler, dict[str, Any]]:
-    """The world of this rank, its model and its loop; the second value is what the server must know."""
-    # torch is loaded here and not at the top: until now the rank could be told to go within milliseconds.
-    from sglang.srt.distributed.parallel_state import initialize_model_parallel
+    """The model of this rank and its loop; the second value is what the server must know."""
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.tp_worker import TpModelWorker
 
-    _join_world(config)
-    initialize_model_parallel()
     model_config = published_model_config()
     worker = TpModelWorker(model_config)
     tokenizer = published_tokenizer(model_config)
     scheduler = Scheduler(worker, tokenizer=tokenizer, channel=channel, heartbeat=Heartbeat(config.heartbeat))
-    info = {
+    return scheduler, {
         "max_total_num_tokens": worker.max_total_num_tokens,
         "context_len": worker.context_len,
         "vocab_size": worker.vocab_size,
         "page_size": worker.page_size,
     }
-    return scheduler, info
-
-
-def _join_world(config: RankConfig) -> None:
-    from torch.distributed import FileStore
-
-    from sglang.srt.distributed.parallel_state import init_distributed_environment
-
-    meeting = config.rendezvous
-    file = meeting.removeprefix("file:") if meeting.startswith("file:") else None
-    init_distributed_environment(
-        world_size=config.world_size,
-        rank=config.world_rank,
-        local_rank=config.local_rank,
-        address=None if file else meeting.removeprefix("tcp://"),
-        store=FileStore(file, config.world_size) if file else None,
-        timeout_s=get_parallel().dist_timeout,
-    )
 
 
 def _rank_suffix() -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
 from sglang.srt.entrypoints.http_auth import AccessPolicy
 from sglang.srt.entrypoints.listen_socket import listen
+from sglang.srt.entrypoints.node_main import run_node
 from sglang.srt.entrypoints.server_status import Phase, ServerStatus
 from sglang.srt.environ import envs
 from sglang.srt.managers.rank_processes import RANK_MODULE, RankDied
@@ -50,6 +51,9 @@ def run_server(record: ServerArgs, *, rank_module: str = RANK_MODULE) -> int:
     with signals_noted() as noted:
         try:
             resolve_at_the_door(record)
+            if record.node_rank > 0:
+                configure_logging(record.log_level)
+                return run_node(record, noted, rank_module=rank_module)
             sock = listen(record.host, record.port)
             configure_logging(record.log_level)
             core = EngineCore(record, role="tokenizer", rank_module=rank_module)

@@ -157,14 +157,11 @@ class ServerChannel:
                 out = self._out_context.socket(zmq.PUSH)
                 self._outs.append(out)
                 out.setsockopt(zmq.SNDHWM, 0)
+                out.setsockopt(zmq.IPV6, "[" in address)
                 out.connect(address)
         except BaseException:
             self.close(linger_ms=0)
             raise
-
-    @property
-    def num_leaders(self) -> int:
-        return len(self._outs)
 
     def send(self, message: io_struct.Message, leader: int = 0) -> None:
         """Queue one message for one leader; there is no limit on the queue, so this never waits. Any thread
@@ -184,8 +181,9 @@ class ServerChannel:
         self._context.term()
 
 
-def _bind_tcp(socket: zmq.asyncio.Socket, address: str) -> None:
+def _bind_tcp(socket: zmq.asyncio.Socket | zmq.Socket[bytes], address: str) -> None:
     try:
+        socket.setsockopt(zmq.IPV6, "[" in address)
         socket.bind(address)
     except zmq.ZMQError as error:
         raise ValueError(
@@ -201,9 +199,12 @@ class RankChannel:
         self._context = zmq.Context()
         self._in = self._context.socket(zmq.PULL)
         self._in.setsockopt(zmq.RCVHWM, 0)
-        self._in.bind(listen)
+        _bind_tcp(self._in, listen) if listen.startswith("tcp:") else self._in.bind(listen)
+        #: Where it listens; a port left open (`tcp://HOST:*`) has a number now.
+        self.address: str = self._in.getsockopt_string(zmq.LAST_ENDPOINT)
         self._out = self._context.socket(zmq.PUSH)
         self._out.setsockopt(zmq.SNDHWM, 0)
+        self._out.setsockopt(zmq.IPV6, "[" in server)
         self._out.connect(server)
 
     def recv_all(self) -> list[io_struct.Message]:

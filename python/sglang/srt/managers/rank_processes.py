@@ -55,6 +55,7 @@ class _Rank:
         self.ready: io_struct.RankReady | None = None
         self.cause: str | None = None
         self.failed: io_struct.RankFailed | None = None
+        self.said_all = False
         config_read, self.config_fd = os.pipe()
         self.status_fd, status_write = os.pipe()
         try:
@@ -239,12 +240,16 @@ class RankProcesses:
             # A rank's last words come before its exit, whatever order the kernel lists them in.
             for fd in sorted(events, key=lambda fd: fd == by_fd[fd].pidfd):
                 rank = by_fd[fd]
-                if fd == rank.status_fd and not self._read_status(rank):
-                    poller.unregister(fd)
-                elif fd == rank.pidfd:
-                    poller.unregister(fd)
-                    rank.process.wait()
-                    self._take_exit(rank)
+                if fd == rank.status_fd:
+                    if not self._read_status(rank):
+                        poller.unregister(fd)
+                        rank.said_all = True
+                    continue
+                poller.unregister(fd)
+                rank.process.wait()
+                while not rank.said_all and _is_readable(rank.status_fd):
+                    rank.said_all = not self._read_status(rank)
+                self._take_exit(rank)
             if self._suspicion is not None and time.monotonic() >= self._suspicion[1]:
                 self._report(self._cause_behind(self._suspicion[0]))
                 self._suspicion = None
@@ -336,6 +341,12 @@ class RankProcesses:
             self._cause = cause
             self._changed.notify_all()
         self._on_death(cause)
+
+
+def _is_readable(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:

@@ -127,7 +127,9 @@ def rank_module(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @contextlib.contextmanager
-def started(folder: SocketFolder, module: str, count: int = 1) -> Iterator[tuple[RankProcesses, list[str]]]:
+def started(
+    folder: SocketFolder, module: str, count: int = 1, on_left: Any = None
+) -> Iterator[tuple[RankProcesses, list[str]]]:
     deaths: list[str] = []
     configs = [
         RankConfig(
@@ -145,7 +147,7 @@ def started(folder: SocketFolder, module: str, count: int = 1) -> Iterator[tuple
         )
         for rank in range(count)
     ]
-    ranks = RankProcesses(configs, on_death=deaths.append, module=module)
+    ranks = RankProcesses(configs, on_death=deaths.append, on_left=on_left, module=module)
     try:
         yield ranks, deaths
     finally:
@@ -195,17 +197,79 @@ def test_a_start_that_fails_says_why(folder: SocketFolder, rank_module: Any, bod
         assert deaths == [str(caught.value)]
 
 
-def test_the_first_cause_is_the_one_that_is_told(folder: SocketFolder, rank_module: Any) -> None:
-    """When one rank dies its peers fail too; their complaint must not hide the reason."""
-    body = (
-        READY + "time.sleep(0.5)\nif config.world_rank == 1:\n    life.tell_failure(1, MemoryError('full'))\n"
-    )
-    body += "    sys.exit(1)\ntime.sleep(0.5)\nlife.tell_failure(0, ConnectionError('peer lost'))\n"
-    with started(folder, rank_module(body), count=2) as (ranks, deaths):
-        wait_for(lambda: all(p is not None for p in [ranks.cause]))
-        time.sleep(1.0)
+#: Rank 0 complains of its peer at once; what rank 1 does about it comes later.
+COMPLAINT = READY + """
+if config.world_rank == 0:
+    life.tell_failure(0, ConnectionError('peer lost'), secondary=True)
+    sys.exit(1)
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last_words", "cause"),
+    [
+        ("life.tell_failure(1, MemoryError('full'))\nsys.exit(1)", "MemoryError: full"),
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL)"),
+        ("sys.exit(5)", "scheduler died (exit code: 5)"),
+    ],
+)
+def test_the_first_cause_is_told_and_not_the_complaint_of_a_peer(
+    folder: SocketFolder, rank_module: Any, last_words: str, cause: str
+) -> None:
+    """When one rank dies its peers notice first; their complaint must not hide the reason."""
+    with started(folder, rank_module(COMPLAINT + last_words), count=2) as (ranks, deaths):
+        wait_for(lambda: deaths)
         assert len(deaths) == 1
-        assert "MemoryError: full" in deaths[0]
+        assert deaths[0].startswith(f"rank 1 (pid {ranks.pids[1]})")
+        assert cause in deaths[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("os.kill(os.getpid(), 19)", "is stopped by a signal (SIGSTOP or a debugger)"),
+        ("time.sleep(60)", "did not answer its peers"),
+    ],
+)
+def test_a_rank_that_keeps_silent_is_named_when_its_peers_give_up(
+    folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch, state: str, words: str
+) -> None:
+    monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", 1.0)
+    monkeypatch.setattr(rank_processes, "_DUMP_GRACE_S", 0.1)
+    monkeypatch.setattr(rank_processes, "_EOF_GRACE_S", 0.2)
+    with started(folder, rank_module(COMPLAINT + state), count=2) as (ranks, deaths):
+        wait_for(lambda: deaths)
+        assert deaths[0].startswith(f"rank 1 (pid {ranks.pids[1]}) {words}; rank 0 (pid {ranks.pids[0]})")
+        assert "ConnectionError: peer lost" in deaths[0]
+
+
+def test_a_complaint_that_nobody_explains_is_told(
+    folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", 0.2)
+    body = READY + "life.tell_failure(config.world_rank, ConnectionError('peer lost'), secondary=True)"
+    with started(folder, rank_module(body), count=2) as (_, deaths):
+        wait_for(lambda: deaths)
+        assert "ConnectionError: peer lost" in deaths[0]
+
+
+def test_ranks_that_follow_another_machine_may_leave_when_told(
+    folder: SocketFolder, rank_module: Any
+) -> None:
+    left: list[str] = []
+    body = READY + "time.sleep(0.2 * config.world_rank)"
+    with started(folder, rank_module(body), count=2, on_left=lambda: left.append("left")) as (_, deaths):
+        wait_for(lambda: left)
+        assert deaths == []
+
+
+def test_a_rank_that_leaves_before_it_is_ready_is_dead_on_any_machine(
+    folder: SocketFolder, rank_module: Any
+) -> None:
+    with started(folder, rank_module("sys.exit(0)"), on_left=lambda: None) as (_, deaths):
+        wait_for(lambda: deaths)
+        assert "scheduler died during initialization (exit code: 0)" in deaths[0]
 
 
 def test_a_rank_that_ignores_everything_is_killed(

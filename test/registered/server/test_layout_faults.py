@@ -1,0 +1,145 @@
+"""What ends a server of several ranks: a rank killed, stopped or failing in mid-step, a port in use.
+
+Whatever happens, clients get an error, the log names the first cause, and nothing is left behind.
+"""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=60, suite="server-cpu")
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from sglang.srt.environ import child_environment
+from sglang.test.server_fixture import (
+    RunningServer,
+    port_is_free,
+    process_is_gone,
+    running_server,
+    wait_until,
+)
+from sglang.test.tiny_models import write_tiny_model
+
+#: Long enough for a busy machine, short enough for a test.
+DIST_TIMEOUT_S = 6
+SMALL = ("--max-total-tokens", "1024", "--dtype", "float32", "--dist-timeout", str(DIST_TIMEOUT_S))
+LAYOUTS = pytest.mark.parametrize(
+    "flags", [["--tp-size", "2"], ["--tp-size", "2", "--attn-dp-size", "2"]], ids=["T2", "T2A2"]
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+class OpenStream(threading.Thread):
+    """A client in the middle of an answer."""
+
+    def __init__(self, server: RunningServer, **body: Any) -> None:
+        super().__init__(daemon=True)
+        self.lines: list[str] = []
+        self._url = server.url + "/generate"
+        self._body = {
+            "input_ids": [5, 6, 7],
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 480, "ignore_eos": True},
+            **body,
+        }
+        self.start()
+        wait_until(lambda: len(self.lines) > 2, 30.0)
+
+    def run(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=60.0) as response:
+            for line in response.iter_lines():
+                if line:
+                    self.lines.append(line)
+
+
+def assert_ended_with(server: RunningServer, ranks: list[int], stream: OpenStream, cause: str) -> None:
+    assert server.wait_exit(DIST_TIMEOUT_S + 20.0) == 1
+    stream.join(5.0)
+    assert not stream.is_alive(), "the client hangs"
+    assert cause in stream.lines[-2], stream.lines[-2:]
+    told = [line for line in server.log().splitlines() if "a scheduler process has died" in line]
+    assert len(told) == 1 and cause in told[0], server.log()
+    wait_until(lambda: all(map(process_is_gone, ranks)), 10.0)
+    assert server.leftovers() == []
+    assert port_is_free(server.port)
+
+
+@LAYOUTS
+def test_a_killed_rank_is_the_cause_and_not_the_connection_to_it(
+    model: pathlib.Path, flags: list[str]
+) -> None:
+    with running_server(model, *SMALL, *flags) as server:
+        ranks = server.rank_pids()
+        stream = OpenStream(server, routed_dp_rank=0)
+        os.kill(ranks[1], signal.SIGKILL)
+        assert_ended_with(server, ranks, stream, f"rank 1 (pid {ranks[1]}) was killed by signal 9 (SIGKILL)")
+
+
+@LAYOUTS
+def test_a_stopped_rank_is_an_error_within_the_timeout(model: pathlib.Path, flags: list[str]) -> None:
+    """Its peers would sit in a collective for as long as its limit allows, with health still green."""
+    with running_server(model, *SMALL, *flags) as server:
+        ranks = server.rank_pids()
+        stream = OpenStream(server, routed_dp_rank=0)
+        os.kill(ranks[1], signal.SIGSTOP)
+        health: list[int] = []
+
+        def unhealthy() -> bool:
+            try:
+                health.append(server.client.get("/health").status_code)
+            except httpx.HTTPError:
+                return True
+            return health[-1] == 503
+
+        wait_until(unhealthy, DIST_TIMEOUT_S + 20.0, server.log)
+        assert_ended_with(server, ranks, stream, f"rank 1 (pid {ranks[1]}) is stopped by a signal")
+        assert "--dist-timeout" in server.log()
+
+
+def test_a_stop_while_a_rank_is_held_ends_all_the_same(model: pathlib.Path) -> None:
+    with running_server(model, *SMALL, "--tp-size", "2") as server:
+        ranks = server.rank_pids()
+        os.kill(ranks[0], signal.SIGSTOP)
+        server.signal(signal.SIGTERM)
+        server.wait_exit(20.0)
+        wait_until(lambda: all(map(process_is_gone, ranks)), 10.0)
+        assert server.leftovers() == []
+
+
+def test_a_port_of_a_replica_in_use_is_said_before_anything_starts(model: pathlib.Path) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run_to_the_end(
+            model, "--dp-size", "2", "--nnodes", "1", "--node-rank", "0", "--dist-init-addr",
+            f"127.0.0.1:{port - 1}",
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"cannot meet at 127.0.0.1:{port} (replica 1 of --dp-size meets there)" in done.stderr
+    assert "server_args=" not in done.stderr, "something was started"
+    assert "Traceback" not in done.stderr
+
+
+def run_to_the_end(model: pathlib.Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sglang.cli", "serve", "--model-path", str(model), "--port", "0", *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=child_environment(OMP_NUM_THREADS="1"),
+    )

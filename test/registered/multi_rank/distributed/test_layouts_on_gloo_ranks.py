@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=40, suite="multi-rank-cpu")
 
+import os
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def _sum_over(group: Any) -> int:
 def check_layouts(rank: int, layouts: list[dict[str, Any]]) -> list[dict[str, list[int]]]:
     """On one rank: publish, build, compare each group with the arithmetic, talk over it, take it down
     again."""
-    answers = []
+    answers, descriptors = [], []
     for fields in layouts:
         record = ServerArgs(model_path="dummy", **fields)
         publish(record, role="test", ranks=SpawnRanks(world_rank=rank))
@@ -71,6 +72,8 @@ def check_layouts(rank: int, layouts: list[dict[str, Any]]) -> list[dict[str, li
         get_parallel().clear_stamp()
         assert {name: getattr(get_parallel(), name) for name in stamped} == stamped, fields
         parallel_state.destroy_model_parallel()
+        descriptors.append(len(os.listdir("/proc/self/fd")))
+    assert descriptors[-1] <= descriptors[0], f"groups that were given back keep sockets open: {descriptors}"
     return answers
 
 
@@ -120,7 +123,8 @@ def fail_on_rank_one(rank: int) -> None:
 
 
 def test_every_layout_of_two_ranks_is_built_as_the_arithmetic_says() -> None:
-    answers = run_ranks(check_layouts, world_size=2, layouts=TWO_RANKS)
+    """Twice over in one process: what is destroyed leaves no socket behind."""
+    answers = run_ranks(check_layouts, world_size=2, layouts=TWO_RANKS + TWO_RANKS)
     assert [answer[0]["tp"] for answer in answers] == [[0, 1], [0, 1]]
     assert [answer[1]["pp"] for answer in answers] == [[0, 1], [0, 1]]
     assert [answer[2]["attn_tp"] for answer in answers] == [[0], [1]]

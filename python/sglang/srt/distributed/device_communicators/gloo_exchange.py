@@ -18,7 +18,7 @@ __all__ = ["GlooExchange", "combine"]
 #: Up to this many bytes every rank sends its whole tensor to every other (one exchange); above, each rank
 #: reduces one part and hands it round (two exchanges, 2/n of the traffic). Two ranks always send all: the
 #: traffic is the same and a step is saved.
-ONE_SHOT_BYTES = 256 << 10
+ONE_SHOT_BYTES = 1 << 20
 
 
 def combine(pieces: Sequence[torch.Tensor], op: str) -> torch.Tensor:

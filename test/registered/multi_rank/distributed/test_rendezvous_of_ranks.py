@@ -1,0 +1,93 @@
+"""Ranks that meet: alike they build a world, different they all say what differs, nobody waits in vain."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=8, suite="multi-rank-cpu")
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang.srt.distributed import parallel_state
+from sglang.srt.distributed.rendezvous import join_world
+from sglang.srt.distributed.utils import get_global_tcp_store
+from sglang.srt.environ import envs
+from sglang.test.multi_rank import run_ranks
+
+PUBLIC = {"tp_size": 3, "dtype": "float32", "model_path": "dummy", "list": [1, 2], "none": None}
+
+
+def check_meetings(rank: int, places: dict[str, str]) -> dict[str, Any]:
+    """On three ranks."""
+
+    def join(place: str, timeout_s: float = 30.0, seat: int = rank, **configuration: Any) -> None:
+        join_world(
+            rendezvous=places[place],
+            world_rank=seat,
+            world_size=configuration.pop("world_size", 3),
+            local_rank=rank,
+            timeout_s=timeout_s,
+            configuration=PUBLIC | configuration,
+        )
+
+    def refused(kind: type[Exception], *arguments: Any, **named: Any) -> str:
+        with pytest.raises(kind) as caught:
+            join(*arguments, **named)
+        return str(caught.value)
+
+    told: dict[str, Any] = {}
+    # Nothing is built before all said the same, so a refusal needs no world to go first.
+    one_off = {"tp_size": 4, "extra": "x"} if rank == 2 else {}
+    told["file differs"] = refused(ValueError, "file differs", **one_off)
+    told["port differs"] = refused(ValueError, "port differs", **one_off)
+    size = 2 if rank == 1 else 3
+    told["world differs"] = refused(ValueError, "world differs", world_size=size)
+    if rank != 1:
+        told["absent"] = refused(RuntimeError, "absent", 2.0)
+    if rank == 1:
+        told["late"] = refused(RuntimeError, "nobody", 0.5)
+    told["twice"] = ""
+    if rank == 0:
+        told["twice"] = refused(RuntimeError, "twice", 0.3, seat=2) and refused(
+            ValueError, "twice", 0.3, seat=2
+        )
+    for place in ("file", "port"):
+        parallel_state.destroy_distributed_environment()
+        with envs.GLOO_SOCKET_IFNAME.override(None):
+            join(place)
+            told[place] = envs.GLOO_SOCKET_IFNAME.get()
+        assert parallel_state.get_world_group().all_gather_object(rank) == [0, 1, 2]
+        assert get_global_tcp_store().check(["meeting/verdict/2"])
+    return told
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_ranks_build_a_world_when_all_were_started_alike_and_refuse_otherwise(tmp_path: Path) -> None:
+    ports = {name: f"tcp://127.0.0.1:{_free_port()}" for name in ("port", "port differs", "nobody")}
+    files = {
+        name: f"file:{tmp_path / name}"
+        for name in ("file", "file differs", "world differs", "absent", "twice")
+    }
+    answers = run_ranks(check_meetings, world_size=3, places=ports | files)
+    difference = (
+        "world rank 2 was started with other settings than world rank 0: extra is 'x' there and not known on "
+        "world rank 0; tp_size is 4 there and 3 on world rank 0."
+    )
+    for rank, told in enumerate(answers):
+        assert told["file"] == told["port"] == "lo"
+        for case in ("file differs", "port differs"):
+            assert told[case].splitlines() == [difference, "Start every machine with the same flags."], rank
+        assert "world rank 1 was started with" in told["world differs"]
+        assert "world_size is 2 there and 3 on world rank 0" in told["world differs"]
+    for rank in (0, 2):
+        assert "world ranks [1] of 3 did not come to file:" in answers[rank]["absent"]
+        assert "within 2 s" in answers[rank]["absent"]
+    assert "world rank 0 did not come to 127.0.0.1:" in answers[1]["late"]
+    assert "world rank 2 came to" in answers[0]["twice"] and "--node-rank" in answers[0]["twice"]

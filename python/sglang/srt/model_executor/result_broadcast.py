@@ -42,7 +42,7 @@ def plan_checksum(batch: ForwardBatch) -> int:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.cpu().numpy())
+    return zlib.crc32(tensor.cpu().numpy().tobytes())
 
 
 def share_result(batch: ForwardBatch, draw: Callable[[], GenerationBatchResult]) -> GenerationBatchResult:

@@ -215,3 +215,14 @@ def test_one_rank_asks_no_group() -> None:
     scheduler = create_scheduler(groups=groups)
     live(scheduler, {0: [make_request("a", PROMPT, 4)]})
     assert not any(group.calls for group in groups.values())
+
+
+def test_a_peer_checks_its_own_books_when_its_replica_is_idle() -> None:
+    """A slot lost on a peer alone would show as another batch only much later."""
+    first, group = leader()
+    live(first, {0: [make_request("a", PROMPT, 4)], 20: []})
+    second = peer_of(group)
+    live(second, {}, turns=20)
+    second.kv.allocator.alloc_extend(0, 1, 0)
+    with pytest.raises(RuntimeError, match="does not add up"):
+        second.step()

@@ -1,8 +1,8 @@
 """Owns a real server process for tests: started on a free port with its own socket folder, watched, and
 ended.
 
-Used by the server lane. `python -m sglang.test.server_fixture ARGS` is the server over fake ranks. It must
-not leave a process or a file behind, whatever a test does.
+Used by the server lane. `python -m sglang.test.server_fixture RANK_MODULE ARGS` is the server over ranks of
+another module. It must not leave a process or a file behind, whatever a test does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -34,18 +34,24 @@ class RunningServer:
     """One server process and what a test asks of it."""
 
     def __init__(
-        self, arguments: list[str], *, fake: bool, environment: dict[str, str], folder: pathlib.Path
+        self,
+        arguments: list[str],
+        *,
+        rank_module: str | None,
+        environment: dict[str, str],
+        folder: pathlib.Path,
+        wrapper: Sequence[str],
     ) -> None:
         self.runtime_dir = folder / "run"
         self.runtime_dir.mkdir(exist_ok=True)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"server-{self.port}.log"
-        module = "sglang.test.server_fixture" if fake else "sglang.launch_server"
+        command = ["sglang.test.server_fixture", rank_module] if rank_module else ["sglang.launch_server"]
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "--port", str(self.port), *arguments],
+                [*wrapper, sys.executable, "-m", *command, "--port", str(self.port), *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={
@@ -106,19 +112,28 @@ def running_server(
     model: str | pathlib.Path,
     *flags: str,
     fake: bool = False,
+    rank_module: str | None = None,
     wait: bool = True,
     folder: pathlib.Path | None = None,
+    wrapper: Sequence[str] = (),
     **environment: str,
 ) -> Iterator[RunningServer]:
-    """A server for the length of a block. `environment` is set for it; `folder` keeps its sockets and its
-    log.
+    """A server for the length of a block, over real ranks, fake ones or those of `rank_module`.
+
+    `environment` is set for it; `folder` keeps its sockets and its log; `wrapper` is a command that runs the
+    server in its place (it must replace itself, so that signals arrive).
     """
+    module = FAKE_RANK if fake else rank_module
     with contextlib.ExitStack() as stack:
         if folder is None:
             # Short: the path of a unix socket holds 107 bytes.
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-")))
         server = RunningServer(
-            ["--model-path", str(model), *flags], fake=fake, environment=environment, folder=folder
+            ["--model-path", str(model), *flags],
+            rank_module=module,
+            environment=environment,
+            folder=folder,
+            wrapper=wrapper,
         )
         stack.callback(server.kill_all)
         if wait:
@@ -158,4 +173,4 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_server(prepare_server_args(sys.argv[1:]), rank_module=FAKE_RANK))
+    sys.exit(run_server(prepare_server_args(sys.argv[2:]), rank_module=sys.argv[1]))

@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from sglang.srt.environ import child_environment
+from sglang.test.faulty_rank import FAULTY_RANK, FAULTY_TOKEN
 from sglang.test.server_fixture import (
     RunningServer,
     port_is_free,
@@ -107,6 +108,20 @@ def test_a_stopped_rank_is_an_error_within_the_timeout(model: pathlib.Path, flag
         wait_until(unhealthy, DIST_TIMEOUT_S + 20.0, server.log)
         assert_ended_with(server, ranks, stream, f"rank 1 (pid {ranks[1]}) is stopped by a signal")
         assert "--dist-timeout" in server.log()
+
+
+@LAYOUTS
+def test_a_rank_that_raises_in_its_step_is_the_cause(model: pathlib.Path, flags: list[str]) -> None:
+    """Its peers see a lost connection a moment later, or wait for it; the exception must be what is told."""
+    with running_server(model, *SMALL, *flags, rank_module=FAULTY_RANK) as server:
+        ranks = server.rank_pids()
+        stream = OpenStream(server, routed_dp_rank=0)
+        replica = 1 if "--attn-dp-size" in flags else 0
+        failed = server.generate(input_ids=[5, FAULTY_TOKEN, 6], routed_dp_rank=replica)
+        assert failed.status_code == 500
+        cause = "RuntimeError: this rank was told to fail in its step"
+        assert cause in failed.json()["error"]["message"]
+        assert_ended_with(server, ranks, stream, f"rank 1 (pid {ranks[1]}): {cause}")
 
 
 def test_a_stop_while_a_rank_is_held_ends_all_the_same(model: pathlib.Path) -> None:

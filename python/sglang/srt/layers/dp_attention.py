@@ -28,10 +28,8 @@ __all__ = [
     "get_dp_dtype",
     "get_dp_global_num_tokens",
     "get_dp_hidden_size",
-    "get_global_dp_buffer",
     "get_global_dp_buffer_len",
     "get_is_extend_in_batch",
-    "get_local_dp_buffer",
     "get_local_dp_buffer_len",
     "initialize_dp_attention",
     "is_dp_attention_enabled",
@@ -96,21 +94,16 @@ def update_dp_attention_post_scale(*, new_dp_size: int, new_dp_rank: int) -> Non
 
 
 class _DpGatheredBufferWrapper:
-    """The buffer that gathered rows land in: its metadata is fixed at start, its length changes per
-    forward."""
+    """What a gathered row is: fixed at start, while the number of rows changes per forward.
+
+    The moves themselves make their rows like those that they are given, so that a draft of another hidden
+    size needs no second record.
+    """
 
     @staticmethod
     def set_metadata(hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         dp = get_flags().dp
         dp.hidden_size, dp.dtype, dp.device = hidden_size, dtype, device
-
-    @staticmethod
-    def empty(rows: int | None) -> torch.Tensor:
-        dp = get_flags().dp
-        if rows is None or dp.hidden_size is None:
-            missing = "set_dp_buffer_len" if dp.hidden_size is not None else "initialize_dp_attention"
-            raise RuntimeError(f"the gathered buffer has no size yet; call {missing}() first")
-        return torch.empty((rows, dp.hidden_size), dtype=dp.dtype, device=dp.device)
 
 
 def prepare_dp_forward(batch: ForwardBatch) -> None:
@@ -157,7 +150,7 @@ def size_dp_forward(counts: list[int], mode: DpPaddingMode) -> None:
 def set_dp_buffer_len(
     global_len: int, local_len: int, max_padding: bool, global_num_tokens: list[int] | None = None
 ) -> None:
-    """Sizes of this forward's gathered buffer; they stay until the next write or reset.
+    """Sizes of this forward's gathered rows; they stay until the next write or reset.
 
     ``global_len`` rows of all replicas, ``local_len`` of this one (both with padding), and the tokens that
     each replica really has.
@@ -184,16 +177,6 @@ def get_dp_global_num_tokens() -> list[int] | None:
 
 def is_dp_max_padding() -> bool:
     return get_forward().dp_max_padding
-
-
-def get_global_dp_buffer() -> torch.Tensor:
-    """Room for the rows of all replicas: [global length, hidden size]."""
-    return _DpGatheredBufferWrapper.empty(get_global_dp_buffer_len())
-
-
-def get_local_dp_buffer() -> torch.Tensor:
-    """Room for this replica's rows: [local length, hidden size]."""
-    return _DpGatheredBufferWrapper.empty(get_local_dp_buffer_len())
 
 
 def get_dp_dtype() -> Any:

@@ -133,3 +133,13 @@ def test_a_held_back_replica_decodes_and_goes_on_with_a_prompt_it_began() -> Non
     while scheduler.step():
         pass
     assert scheduler._delayer is not None and scheduler._delayer.num_delayed_turns == 4
+
+
+def test_a_plan_without_starts_goes_on_with_a_prompt_and_admits_nobody_beside_it() -> None:
+    scheduler = create_scheduler(chunked_prefill_size=16)
+    scheduler.channel.inbox.append(make_request("long", list(range(20)), 4))
+    scheduler.step()
+    scheduler.receiver.accept(make_request("short", [7, 7], 4), 0.0)
+    plan = scheduler.planner.plan(may_start=False)
+    assert plan.batch is not None and [req.rid for req in plan.batch.reqs] == ["long"]
+    assert [req.rid for req in scheduler.roster.waiting] == ["short"]

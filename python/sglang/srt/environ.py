@@ -135,7 +135,10 @@ class Envs:
     )
 
     # Cluster
-    GLOO_SOCKET_IFNAME = _str("network interface of gloo; lo is chosen when all ranks share the host")
+    GLOO_SOCKET_IFNAME = _str(
+        "network interface of gloo; by default lo when all ranks share the host, else the one that leads to "
+        "--dist-init-addr"
+    )
 
     # Logs, traces, profiles
     SGLANG_TRACE_LEVEL = _int(3, "detail of request traces, 0 (none) to 3")

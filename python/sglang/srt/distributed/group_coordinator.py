@@ -22,6 +22,8 @@ from sglang.srt.distributed import frames
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
 from sglang.srt.distributed.errors import CollectiveError
+from sglang.srt.distributed.marked_barrier import MarkedBarrier
+from sglang.srt.distributed.object_channel import ObjectChannel
 
 __all__ = ["GroupCoordinator"]
 
@@ -72,7 +74,6 @@ class GroupCoordinator:
         self.timeout_s = timeout_s
         self.calls = Counter()
         self.device_group = self.cpu_group = None
-        self._barriers = 0
         # Every rank of the world takes part in making every group, also those it is not a member of.
         for ranks in group_ranks:
             if len(ranks) > 1:
@@ -80,6 +81,8 @@ class GroupCoordinator:
         if self.cpu_group is not None:
             self._on_cpu = GlooExchange(self.cpu_group, self.rank_in_group, self.world_size)
             self._on_device = TorchDist(self.device_group, self.rank_in_group, self.world_size)
+            self._objects = ObjectChannel(self._on_cpu, self.rank_in_group, self.world_size)
+            self._barrier = MarkedBarrier(self.cpu_group, group_name, self.ranks, rank)
 
     def _make(self, ranks: list[int], backend: str, *, member: bool) -> None:
         limit = timedelta(seconds=self.timeout_s)
@@ -107,8 +110,8 @@ class GroupCoordinator:
         """Give the communicators back. The coordinator is of no use then; a second call does nothing."""
         groups = {getattr(self, name, None) for name in ("device_group", "cpu_group")} - {None}
         self.device_group = self.cpu_group = None
-        vars(self).pop("_on_cpu", None)  # they hold the communicators too, and with them open sockets
-        vars(self).pop("_on_device", None)
+        for name in ("_on_cpu", "_on_device", "_objects", "_barrier"):
+            vars(self).pop(name, None)  # they hold the communicators too, and with them open sockets
         for group in groups:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group(group)
@@ -138,7 +141,7 @@ class GroupCoordinator:
 
     def all_gatherv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Concatenate along dim 0; rank ``i`` brings ``sizes[i]`` rows, which every rank must know."""
-        self._check_rows("all_gatherv", sizes, sizes[self.rank_in_group], tensor)
+        _check_rows(self, "all_gatherv", sizes, sizes[self.rank_in_group], tensor)
         if self.world_size == 1:
             return tensor
         with self._running("all_gatherv"):
@@ -166,7 +169,7 @@ class GroupCoordinator:
 
     def reduce_scatterv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Sum over the group; of dim 0, cut as ``sizes`` says, rank ``i`` keeps ``sizes[i]`` rows."""
-        self._check_rows("reduce_scatterv", sizes, sum(sizes), tensor)
+        _check_rows(self, "reduce_scatterv", sizes, sum(sizes), tensor)
         if self.world_size == 1:
             return tensor
         with self._running("reduce_scatterv"):
@@ -191,7 +194,7 @@ class GroupCoordinator:
                     f"and rows that the ranks divide; got {tensor.shape[0]} rows"
                 )
             in_sizes = out_sizes = [tensor.shape[0] // self.world_size] * self.world_size
-        self._check_rows("all_to_all", in_sizes, sum(in_sizes), tensor)
+        _check_rows(self, "all_to_all", in_sizes, sum(in_sizes), tensor)
         if len(out_sizes) != self.world_size:
             raise ValueError(f"all_to_all needs {self.world_size} out_sizes, got {list(out_sizes)}")
         if self.world_size == 1:
@@ -201,6 +204,7 @@ class GroupCoordinator:
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
         """The tensor of rank ``src``; the others bring one of the same shape and dtype, which is written."""
+        _check_src(self, src)
         if self.world_size == 1:
             return tensor
         with self._running("broadcast"):
@@ -210,10 +214,11 @@ class GroupCoordinator:
 
     def broadcast_object(self, value: Any = None, src: int = 0) -> Any:
         """The plain value of rank ``src``; what other ranks pass is not read. Tuples arrive as lists."""
+        _check_src(self, src)
         if self.world_size == 1:
             return value
         with self._running("broadcast_object"):
-            return self._broadcast_object(value, src)
+            return self._objects.broadcast(value, src)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's plain value, in group order."""
@@ -221,51 +226,20 @@ class GroupCoordinator:
             return [value]
         payload = frames.encode(value)
         with self._running("all_gather_object"):
-            first = self._on_cpu.all_gather(
-                frames.first_frame(payload), [frames.FRAME_BYTES] * self.world_size
-            )
-            firsts = torch.split(first, frames.FRAME_BYTES)
-            sizes = [frames.rest_bytes(frame) for frame in firsts]
-            if not any(sizes):
-                return [frames.decode(frame, None) for frame in firsts]
-            rests = torch.split(self._on_cpu.all_gather(frames.rest_frame(payload), sizes), sizes)
-            return [frames.decode(frame, rest) for frame, rest in zip(firsts, rests, strict=True)]
+            return self._objects.all_gather(payload)
 
     def send_object(self, value: Any, dst: int) -> None:
         """A plain value for rank ``dst``, which waits in ``recv_object``."""
-        self._check_peer("send_object", dst)
+        _check_peer(self, "send_object", dst)
         payload = frames.encode(value)
         with self._running("send_object"):
-            self._send_payload(payload, dst)
+            self._objects.send(payload, dst)
 
     def recv_object(self, src: int) -> Any:
         """What rank ``src`` sends with ``send_object``."""
-        self._check_peer("recv_object", src)
+        _check_peer(self, "recv_object", src)
         with self._running("recv_object"):
-            return self._recv_object(src)
-
-    def _broadcast_object(self, value: Any, src: int) -> Any:
-        own = self.rank_in_group == src
-        payload = frames.encode(value) if own else b""
-        first = self._on_cpu.broadcast(frames.first_frame(payload), src)
-        size = frames.rest_bytes(first)
-        rest = None
-        if size:
-            rest = frames.rest_frame(payload) if own else torch.empty(size, dtype=torch.uint8)
-            rest = self._on_cpu.broadcast(rest, src)
-        return value if own else frames.decode(first, rest)
-
-    def _send_payload(self, payload: bytes, dst: int) -> None:
-        first = frames.first_frame(payload)
-        self._on_cpu.send(first, dst)
-        if frames.rest_bytes(first):
-            self._on_cpu.send(frames.rest_frame(payload), dst)
-
-    def _recv_object(self, src: int) -> Any:
-        first = self._on_cpu.recv(torch.empty(frames.FRAME_BYTES, dtype=torch.uint8), src)
-        size = frames.rest_bytes(first)
-        rest = self._on_cpu.recv(torch.empty(size, dtype=torch.uint8), src) if size else None
-        return frames.decode(first, rest)
+            return self._objects.recv(src)
 
     # -- dicts of tensors and plain values ----------------------------------------------------------------
 
@@ -273,11 +247,12 @@ class GroupCoordinator:
         self, tensors: dict[str, Any] | None = None, src: int = 0
     ) -> dict[str, Any] | None:
         """The dict of rank ``src``: tensors by name, and plain values beside them. None stays None."""
+        _check_src(self, src)
         if self.world_size == 1:
             return tensors
         own = self.rank_in_group == src
         with self._running("broadcast_tensor_dict"):
-            table = self._broadcast_object(frames.describe(tensors) if own else None, src)
+            table = self._objects.broadcast(frames.describe(tensors) if own else None, src)
             found = tensors if own else frames.unfold(table, self._empty)
             for tensor in frames.tensors_of(found):
                 self._by(tensor).broadcast(tensor, src)
@@ -285,18 +260,18 @@ class GroupCoordinator:
 
     def send_tensor_dict(self, tensors: dict[str, Any] | None, dst: int) -> None:
         """A dict for rank ``dst``, which waits in ``recv_tensor_dict``."""
-        self._check_peer("send_tensor_dict", dst)
+        _check_peer(self, "send_tensor_dict", dst)
         payload = frames.encode(frames.describe(tensors))
         with self._running("send_tensor_dict"):
-            self._send_payload(payload, dst)
+            self._objects.send(payload, dst)
             for tensor in frames.tensors_of(tensors):
                 self._by(tensor).send(tensor, dst)
 
     def recv_tensor_dict(self, src: int) -> dict[str, Any] | None:
         """What rank ``src`` sends with ``send_tensor_dict``; tensors arrive on this rank's device."""
-        self._check_peer("recv_tensor_dict", src)
+        _check_peer(self, "recv_tensor_dict", src)
         with self._running("recv_tensor_dict"):
-            found = frames.unfold(self._recv_object(src), self._empty)
+            found = frames.unfold(self._objects.recv(src), self._empty)
             for tensor in frames.tensors_of(found):
                 self._by(tensor).recv(tensor, src)
             return found
@@ -308,19 +283,8 @@ class GroupCoordinator:
         if self.world_size == 1:
             return
         limit = self.timeout_s if timeout_s is None else timeout_s
-        self._barriers += 1
-        # A mark per member: on a failure each rank can tell who is missing, not only the first.
-        store = torch.distributed.distributed_c10d._get_default_store()
-        marks = [f"barrier/{self.group_name}/{self.ranks}/{self._barriers}/{rank}" for rank in self.ranks]
-        with self._running("barrier", limit, lambda: self._missing(store, marks)):
-            store.set(marks[self.rank_in_group], "here")
-            torch.distributed.monitored_barrier(
-                self.cpu_group, timeout=timedelta(seconds=limit), wait_all_ranks=True
-            )
-
-    def _missing(self, store: torch.distributed.Store, marks: list[str]) -> str:
-        absent = [rank for rank, mark in zip(self.ranks, marks, strict=True) if not store.check([mark])]
-        return f"world ranks {absent} did not come" if absent else "all came, but one left before the end"
+        with self._running("barrier", limit, lambda: self._barrier.missing()):
+            self._barrier.wait(limit)
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -332,20 +296,6 @@ class GroupCoordinator:
         device = torch.device("cpu") if here else torch.device("cuda", self.local_rank)
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def _check_rows(self, operation: str, sizes: Sequence[int], rows: int, tensor: torch.Tensor) -> None:
-        if len(sizes) != self.world_size or tensor.shape[0] != rows:
-            raise ValueError(
-                f"{operation} over {self.world_size} ranks (group '{self.group_name}', rank "
-                f"{self.rank_in_group}): sizes {list(sizes)} do not fit a tensor of {tensor.shape[0]} rows"
-            )
-
-    def _check_peer(self, operation: str, peer: int) -> None:
-        if not 0 <= peer < self.world_size or peer == self.rank_in_group:
-            raise ValueError(
-                f"{operation}: rank {peer} is no other rank of group '{self.group_name}', which has ranks "
-                f"0..{self.world_size - 1}, this one being {self.rank_in_group}"
-            )
-
     @contextmanager
     def _running(
         self, operation: str, timeout_s: float | None = None, reason: Callable[[], str] | None = None
@@ -353,8 +303,8 @@ class GroupCoordinator:
         """Count a collective and turn what the transport raises into the one error of this layer."""
         if getattr(self, "cpu_group", None) is None:
             raise RuntimeError(
-                f"{operation} over {self.world_size} ranks: this group has no communicator; it was destroyed, "
-                "or made without initialize_model_parallel()"
+                f"{operation} over {self.world_size} ranks: this group has no communicator; it was "
+                "destroyed, or made without initialize_model_parallel()"
             )
         self.calls[operation] += 1
         with self._failing_as(operation, timeout_s, reason):
@@ -384,3 +334,28 @@ class GroupCoordinator:
 def _nothing(tensor: torch.Tensor, sizes: Sequence[int]) -> bool:
     """Whether no rank has anything to bring; every rank comes to the same answer."""
     return not sum(sizes) or 0 in tensor.shape[1:]
+
+
+def _check_rows(
+    group: GroupCoordinator, operation: str, sizes: Sequence[int], rows: int, tensor: torch.Tensor
+) -> None:
+    if len(sizes) != group.world_size or tensor.shape[0] != rows:
+        raise ValueError(
+            f"{operation} over {group.world_size} ranks (group '{group.group_name}', rank "
+            f"{group.rank_in_group}): sizes {list(sizes)} do not fit a tensor of {tensor.shape[0]} rows"
+        )
+
+
+def _check_src(group: GroupCoordinator, src: int) -> None:
+    if not 0 <= src < group.world_size:
+        raise ValueError(
+            f"src must be a rank of group '{group.group_name}', 0..{group.world_size - 1}, got {src}"
+        )
+
+
+def _check_peer(group: GroupCoordinator, operation: str, peer: int) -> None:
+    if not 0 <= peer < group.world_size or peer == group.rank_in_group:
+        raise ValueError(
+            f"{operation}: rank {peer} is no other rank of group '{group.group_name}', which has ranks "
+            f"0..{group.world_size - 1}, this one being {group.rank_in_group}"
+        )

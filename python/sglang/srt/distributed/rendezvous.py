@@ -88,7 +88,8 @@ def _await_listener(meeting: Meeting, rank: int, limit: float) -> None:
     deadline = time.monotonic() + limit
     while True:
         try:
-            socket.create_connection((meeting.host, meeting.port), timeout=max(limit, 1.0)).close()
+            left = max(deadline - time.monotonic(), 0.1)
+            socket.create_connection((meeting.host, meeting.port), timeout=left).close()
             return
         except OSError as error:
             if time.monotonic() >= deadline:

@@ -11,6 +11,7 @@ import torch
 
 from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.device_communicators import gloo_exchange
+from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
 from sglang.test.multi_rank import run_ranks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -153,8 +154,29 @@ def _rows_stand_alone(group: Any) -> None:
     assert all(other == seen[0] for other in seen), "all ranks hold the same bits"
 
 
+def _native(group: Any) -> None:
+    """The communicator of accelerator groups, here over gloo, which knows the same calls: same answers."""
+    width, rank = group.world_size, group.rank_in_group
+    native = TorchDist(group.cpu_group, rank, width)
+    even, uneven = [2] * width, [2 * other + 1 for other in range(width)]
+    inputs = [_input(other, (2 * width, 3), torch.int64) for other in range(width)]
+    _same(native.all_reduce(inputs[rank].clone(), "sum"), _sum(inputs))
+    _same(native.all_reduce(inputs[rank].clone(), "max"), torch.stack(inputs).amax(0))
+    _same(native.all_gather(inputs[rank].t(), [3] * width), torch.cat([i.t() for i in inputs]))
+    _same(native.reduce_scatter(inputs[rank], even, "sum"), _sum(inputs).chunk(width)[rank])
+    _same(native.all_to_all(inputs[rank], even, even), torch.cat([i.chunk(width)[rank] for i in inputs]))
+    _same(native.broadcast(inputs[rank].clone(), width - 1), inputs[width - 1])
+    inputs = [_input(other, (sum(uneven), 3), torch.int64) for other in range(width)]
+    _same(native.reduce_scatter(inputs[rank], uneven, "sum"), _sum(inputs).split(uneven)[rank])
+    if rank == 0:
+        native.send(inputs[0].t(), 1)
+    if rank == 1:
+        _same(native.recv(torch.empty_like(inputs[0].t().contiguous()), 0), inputs[0].t().contiguous())
+
+
 def check_collectives(rank: int) -> dict[str, int]:
     group = parallel_state.get_world_group()
+    _native(group)
     for dtype in DTYPES:
         _reductions(group, dtype)
         _movements(group, dtype)

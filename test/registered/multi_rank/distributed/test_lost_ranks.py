@@ -51,7 +51,9 @@ def check_lost(rank: int, folder: str) -> dict[str, str]:
     """On three ranks: rank 1 is the one that gets lost each time. Each world ends with its first loss."""
     told = {}
     group = _fresh_world(folder, "stopped", 3.0)
-    group.all_reduce(torch.ones(4))
+    if rank == 1:
+        time.sleep(4.0)
+    group.barrier(timeout_s=60)  # its own limit, longer than the group's
     if rank == 1:
         _be_stopped(6.0)
     told["stopped"] = _failure(lambda: group.all_reduce(torch.ones(4)))

@@ -1,0 +1,75 @@
+"""Owns a barrier with a limit of its own, after whose failure every rank can tell who did not come.
+
+Built and read by ``GroupCoordinator``. torch's monitored barrier keeps a limit only on its first rank and tells
+only its first rank who is missing. Must not be used in a step: it costs a store write.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+__all__ = ["MarkedBarrier"]
+
+#: Keeps the words of a barrier apart from what ranks send each other.
+_TAG = 1
+
+
+class MarkedBarrier:
+    """The barriers of one group, numbered: every member passes the same ones in the same order."""
+
+    def __init__(self, group: Any, name: str, ranks: Sequence[int], rank: int) -> None:
+        self._group = group
+        self._name = name
+        self._ranks = ranks
+        self._rank = rank
+        self._passed = 0
+        self._store: torch.distributed.Store | None = None
+
+    def wait(self, timeout_s: float) -> None:
+        """``RuntimeError`` of the transport when a rank left or did not come in time.
+
+        Everybody reports to the first rank, which then lets everybody go.
+        """
+        if self._store is None:
+            # The group's own store would do, but torch hands out only the world's.
+            self._store = torch.distributed.distributed_c10d._get_default_store()
+        self._passed += 1
+        # A mark before waiting, so that all can see later who was here.
+        self._store.set(self._mark(self._rank), "here")
+        deadline = time.monotonic() + timeout_s
+        first, *others = range(len(self._ranks))
+        if self._ranks[first] == self._rank:
+            self._until(deadline, [self._recv(other) for other in others])
+            self._until(deadline, [self._send(other) for other in others])
+        else:
+            self._until(deadline, [self._send(first)])
+            self._until(deadline, [self._recv(first)])
+
+    def _until(self, deadline: float, transfers: Sequence[torch.distributed.Work | None]) -> None:
+        for transfer in transfers:
+            assert transfer is not None, "only a rank outside the group gets None"
+            # The limit stated here counts, not the group's; never zero, which would mean the group's.
+            transfer.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+
+    def _send(self, peer: int) -> torch.distributed.Work | None:
+        word = torch.zeros(1, dtype=torch.uint8)
+        return torch.distributed.isend(word, group_dst=peer, group=self._group, tag=_TAG)
+
+    def _recv(self, peer: int) -> torch.distributed.Work | None:
+        word = torch.zeros(1, dtype=torch.uint8)
+        return torch.distributed.irecv(word, group_src=peer, group=self._group, tag=_TAG)
+
+    def missing(self) -> str:
+        """Who is missing at the last barrier; ``RuntimeError`` when the store went down with its rank."""
+        store = self._store
+        absent = [rank for rank in self._ranks if store is None or not store.check([self._mark(rank)])]
+        return f"world ranks {absent} did not come" if absent else "all came, but one left before the end"
+
+    def _mark(self, rank: int) -> str:
+        return f"barrier/{self._name}/{self._ranks}/{self._passed}/{rank}"

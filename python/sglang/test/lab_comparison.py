@@ -84,6 +84,17 @@ def problems_of(
     return found
 
 
+def furthest_logit(scenario: Scenario, reference: Reference, worlds: Sequence[Sequence[RankReport]]) -> float:
+    """The largest distance of a logit from that of one rank, over all that were drawn from."""
+    return max(
+        float(np.max(np.abs(draws_of(report, scenario.seed_of(name)) - reference.draws[name]), initial=0.0))
+        for ranks in worlds
+        for report in ranks
+        for name in scenario.names
+        if scenario.seed_of(name) in report.draws
+    )
+
+
 def _answering(
     scenario: Scenario, reference: Reference, report: RankReport, asked: Sequence[Asked]
 ) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.test.lab_arithmetic import Layout, ModelShape
-from sglang.test.lab_comparison import Reference, fitness_problems, problems_of
+from sglang.test.lab_comparison import Reference, fitness_problems, furthest_logit, problems_of
 from sglang.test.lab_messages import CellOrder, RankAnswer
 from sglang.test.lab_scenario import CHUNK, MAX_RUNNING, POOL_TOKENS, Scenario
 from sglang.test.lab_world import World
@@ -100,6 +100,8 @@ class CellResult:
     failures: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     turns: int = 0
+    #: Largest distance of a logit from that of one rank.
+    furthest: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -156,9 +158,10 @@ class LayoutLab:
             reports.append([answer.report for answer in ranks if answer.report is not None])
         if not result.failures:
             result.turns = max(report.steps for ranks in reports for report in ranks)
-            result.problems = problems_of(
-                self._scenario(cell.model), reference, cell.layout, cell.model.shape, reports
-            )
+            scenario = self._scenario(cell.model)
+            result.problems = problems_of(scenario, reference, cell.layout, cell.model.shape, reports)
+            if not result.problems:
+                result.furthest = furthest_logit(scenario, reference, reports)
         result.seconds = time.perf_counter() - started
         return result
 

@@ -7,6 +7,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=100, suite="multi-rank-cpu")
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 
@@ -20,6 +21,8 @@ TP2_DP2 = Layout(tp_size=2, attn_dp_size=2)
 TP4 = Layout(tp_size=4)
 TP4_DP2 = Layout(tp_size=4, attn_dp_size=2)
 
+#: Ranks took different steps: a collective failed, or gloo ended a process that got more than it expected.
+ENDED = "CollectiveError|gloo::EnforceNotMet"
 #: Fault, cell, and what the cell must have to say about it.
 PLANTED = [
     ("layers get the rank below", Cell(TP2, LLAMA), "logits differ"),
@@ -29,10 +32,10 @@ PLANTED = [
     ("attention cut by tp_size", Cell(TP2_DP2, QWEN3), "logits differ"),
     ("attention cut by tp_size", Cell(TP2_DP2, LLAMA), "caches 256 bytes a token, its share is 512"),
     ("attention summed over the tensor group", Cell(TP2, LLAMA), "attn_tp group: "),
-    ("attention summed over the tensor group", Cell(TP4_DP2, LLAMA), "CollectiveError"),
+    ("attention summed over the tensor group", Cell(TP4_DP2, LLAMA), ENDED),
     ("everything on every rank", Cell(TP2, QWEN3), "tp group: {}"),
     ("one sum skipped by all", Cell(TP2, QWEN3), "logits differ"),
-    ("one sum skipped by one rank", Cell(TP2, LLAMA), "CollectiveError"),
+    ("one sum skipped by one rank", Cell(TP2, LLAMA), ENDED),
 ]
 #: Faults that keep something of one cell and do harm in the next.
 STALE = [
@@ -56,7 +59,7 @@ def test_every_fault_that_can_be_planted_is_planted_here() -> None:
 def test_the_matrix_fails_on_a_planted_fault(lab: LayoutLab, fault: str, cell: Cell, sign: str) -> None:
     result = lab.run(cell, fault=fault)
     assert not result.passed, f"{fault} went unnoticed"
-    assert sign in result.text()
+    assert re.search(sign, result.text()), result.text()
     again = lab.run(cell)
     assert again.passed, again.text()
 
@@ -70,7 +73,7 @@ def test_the_matrix_fails_on_what_an_earlier_layout_left(
     assert first.passed, first.text()
     result = lab.run(cell, fault=fault)
     assert not result.passed, f"{fault} went unnoticed"
-    assert sign in result.text()
+    assert re.search(sign, result.text()), result.text()
     again = lab.run(cell)
     assert again.passed, again.text()
 

@@ -353,8 +353,8 @@ def main() -> None:
             print(
                 f"{options.model}, {options.dtype}, {options.prompt_tokens} prompt and {options.new_tokens} "
                 f"new tokens, median of {options.rounds} rounds, {cores} cores. All layouts share them: none "
-                f"has more to compute with than one rank of {cores} threads: the ratio shows what a layout "
-                "costs, and one above 1 that one rank does not use its threads fully."
+                f"has more to compute with than one rank of {cores} threads. A ratio below 1 is what a "
+                "layout costs, one above 1 says that one rank does not use its threads fully."
             )
             print("| layout | batch | threads a rank | tok/s | beside one rank | time in collectives |")
             print("|---|---|---|---|---|---|")

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         _trip_the_model()
         return build(*arguments)
 
-    rank_main.build_scheduler = build_tripping
+    rank_main.build_scheduler = build_tripping  # type: ignore[assignment]
     return rank_main.main(argv)
 
 

@@ -172,5 +172,16 @@ def free_port() -> int:
         return port
 
 
+def two_free_ports() -> int:
+    """The first of two neighbours that nobody uses."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
 if __name__ == "__main__":
     sys.exit(run_server(prepare_server_args(sys.argv[2:]), rank_module=sys.argv[1]))

@@ -26,6 +26,7 @@ from sglang.test.server_fixture import (
     port_is_free,
     process_is_gone,
     running_server,
+    two_free_ports,
     wait_until,
 )
 from sglang.test.tiny_models import write_tiny_model
@@ -135,17 +136,16 @@ def test_a_stop_while_a_rank_is_held_ends_all_the_same(model: pathlib.Path) -> N
 
 
 def test_a_port_of_a_replica_in_use_is_said_before_anything_starts(model: pathlib.Path) -> None:
+    first = two_free_ports()
     with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", first + 1))
         taken.listen()
-        port = taken.getsockname()[1]
         done = run_to_the_end(
             model, "--dp-size", "2", "--nnodes", "1", "--node-rank", "0", "--dist-init-addr",
-            f"127.0.0.1:{port - 1}",
+            f"127.0.0.1:{first}",
         )  # fmt: skip
     assert done.returncode == 1
-    assert f"cannot meet at 127.0.0.1:{port} (replica 1 of --dp-size meets there)" in done.stderr
+    assert f"cannot meet at 127.0.0.1:{first + 1} (replica 1 of --dp-size meets there)" in done.stderr
     assert "server_args=" not in done.stderr, "something was started"
     assert "Traceback" not in done.stderr
 

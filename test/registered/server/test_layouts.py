@@ -6,13 +6,12 @@ register_cpu_ci(est_time=75, suite="server-cpu")
 
 import pathlib
 import signal
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from sglang.test.server_fixture import RunningServer, free_port, running_server
+from sglang.test.server_fixture import RunningServer, running_server, two_free_ports
 from sglang.test.tiny_models import write_tiny_model
 
 #: Odd lengths, so that no width divides them; 40 tokens take the second page of everything.
@@ -78,7 +77,7 @@ def test_replicas_do_not_wait_for_each_other(model: pathlib.Path) -> None:
     ports of their own, and a second server beside them needs none.
     """
     lengths = [3, 60, 7, 45, 12, 30, 21]
-    address = f"127.0.0.1:{_two_free_ports()}"
+    address = f"127.0.0.1:{two_free_ports()}"
     node = ("--nnodes", "1", "--node-rank", "0", "--dist-init-addr", address)
     with (
         running_server(model, *SMALL, "--dp-size", "2", *node) as server,
@@ -94,12 +93,3 @@ def test_replicas_do_not_wait_for_each_other(model: pathlib.Path) -> None:
             )
             assert [len(answer.json()["output_ids"]) for answer in answers] == lengths
         beside.wait_ready()
-
-
-def _two_free_ports() -> int:
-    """The first of two neighbours that nobody uses."""
-    while True:
-        port = free_port()
-        with socket.socket() as probe:
-            if port < 65535 and probe.connect_ex(("127.0.0.1", port + 1)) != 0:
-                return port

@@ -5,6 +5,7 @@ is checked here, so that the operator reads flags and not names of quotients.
 """
 
 import logging
+from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import ResolvingView
 
@@ -12,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 #: The highest port there is.
 _LAST_PORT = 65535
+#: Good for listening only.
+_EVERY_ADDRESS = ("0.0.0.0", "::", "*")
 
 
 def resolve_parallel(view: ResolvingView) -> None:
@@ -101,7 +104,12 @@ def check_meeting_place(view: ResolvingView) -> None:
         )
     port = view.nccl_port
     if view.dist_init_addr is not None:
-        _, port = split_address(view.dist_init_addr)
+        host, port = split_address(view.dist_init_addr)
+        if view.nnodes > 1 and host in _EVERY_ADDRESS:
+            raise ValueError(
+                f"--dist-init-addr {view.dist_init_addr} is no address that other machines can reach; name "
+                "one of machine 0"
+            )
     replicas = replicas_of(view)
     if port is not None and port + replicas - 1 > _LAST_PORT:
         raise ValueError(
@@ -110,9 +118,11 @@ def check_meeting_place(view: ResolvingView) -> None:
         )
 
 
-def replicas_of(view: ResolvingView) -> int:
-    """Worlds of the deployment: with attention data parallelism `dp_size` counts parts of one world."""
-    return 1 if view.enable_dp_attention else view.dp_size
+def replicas_of(layout: Any) -> int:
+    """Worlds of the deployment: with attention data parallelism `dp_size` counts parts of one world. Takes
+    whatever answers for the two leaves, resolved or published.
+    """
+    return 1 if layout.enable_dp_attention else int(layout.dp_size)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -32,7 +32,7 @@ def rank_configs(
     here = ranks_of_node(world_size, parallel.nnodes, parallel.node_rank)
     packed = pack_configuration(record)
     own_host = None if parallel.node_rank == 0 else address_towards(meeting or place_to_meet(folder, 0))
-    configs = []
+    configs: list[RankConfig] = []
     for replica in range(replicas):
         for world_rank in here:
             local_rank = len(configs)
@@ -100,20 +100,26 @@ def hold_port() -> tuple[socket.socket, str]:
     """
     stated = stated_address()
     assert stated is not None, "the door asks for --dist-init-addr with several machines"
-    family, _, _, _, address = socket.getaddrinfo(stated[0], None, type=socket.SOCK_STREAM)[0]
+    family, own = _look_up(stated[0])
     holder = socket.socket(family, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind((address[0], 0))
-    return holder, f"tcp://{_bracketed(address[0])}:{holder.getsockname()[1]}"
+    holder.bind((own, 0))
+    return holder, f"tcp://{_bracketed(own)}:{holder.getsockname()[1]}"
+
+
+def _look_up(host: str) -> tuple[socket.AddressFamily, str]:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ValueError(f"--dist-init-addr: the host {host} is not known here ({error.strerror})") from error
+    return family, str(address[0])
 
 
 def _try_port(host: str, port: int) -> None:
-    family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((address[0], 0))  # not an address of this machine: said apart from a port in use
+    family, own = _look_up(host)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((address[0], port))
+        probe.bind((own, port))
         probe.listen(1)
 
 
@@ -129,9 +135,12 @@ def _refusal(host: str, port: int, replica: int, error: OSError) -> str:
 def address_towards(meeting: str) -> str:
     """The address of this machine on the way to the meeting place; no packet is sent."""
     host, port = split_address(meeting.removeprefix("tcp://"))
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
+    family, there = _look_up(host)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((there, port))
+        except OSError as error:
+            raise ValueError(f"--dist-init-addr: no way leads to {host} ({error.strerror})") from error
         own: str = probe.getsockname()[0]
     return _bracketed(own)
 

@@ -1,7 +1,7 @@
 """Owns a barrier with a limit of its own, after whose failure every rank can tell who did not come.
 
-Built and read by ``GroupCoordinator``. torch's monitored barrier keeps a limit only on its first rank and tells
-only its first rank who is missing. Must not be used in a step: it costs a store write.
+Built and read by ``GroupCoordinator``. torch's monitored barrier keeps its limit on the first rank alone, and
+tells it alone who is missing. Must not be used in a step: it costs a store write.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ other."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=40, suite="multi-rank-cpu")
+register_cpu_ci(est_time=25, suite="multi-rank-cpu")
 
 import os
 from typing import Any
@@ -52,7 +52,7 @@ def _sum_over(group: Any) -> int:
 def check_layouts(rank: int, layouts: list[dict[str, Any]]) -> list[dict[str, list[int]]]:
     """On one rank: publish, build, compare each group with the arithmetic, talk over it, take it down
     again."""
-    answers, descriptors = [], []
+    answers, descriptors, kept = [], [], []
     for fields in layouts:
         record = ServerArgs(model_path="dummy", **fields)
         publish(record, role="test", ranks=SpawnRanks(world_rank=rank))
@@ -71,7 +71,11 @@ def check_layouts(rank: int, layouts: list[dict[str, Any]]) -> list[dict[str, li
         stamped = {f"{name}_rank": getattr(get_parallel(), f"{name}_rank") for name in GROUPS}
         get_parallel().clear_stamp()
         assert {name: getattr(get_parallel(), name) for name in stamped} == stamped, fields
+        kept.append(get_parallel().tp_group)  # a stale copy must not keep sockets open, nor answer
         parallel_state.destroy_model_parallel()
+        if kept[-1].world_size > 1:
+            with pytest.raises(RuntimeError, match="no communicator; it was destroyed"):
+                kept[-1].all_reduce(torch.ones(1))
         descriptors.append(len(os.listdir("/proc/self/fd")))
     assert descriptors[-1] <= descriptors[0], f"groups that were given back keep sockets open: {descriptors}"
     return answers

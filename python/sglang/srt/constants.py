@@ -23,6 +23,6 @@ LINEAR_ATTENTION_CHUNK: Final = 64
 MAX_SEED: Final = (1 << 31) - 1
 
 #: How long a rank waits for its peers in a collective when ``--dist-timeout`` is not given: a lost rank is an
-#: error in this time. Loading weights takes ranks differently long, so the barrier after it has its own limit.
+#: error in this time. Loading takes ranks differently long, so the barrier after it has a limit of its own.
 DIST_TIMEOUT_S: Final = 60.0
 LOAD_TIMEOUT_S: Final = 1800.0

@@ -18,7 +18,14 @@ from sglang.srt.arg_groups.pipeline import resolve
 from sglang.srt.arg_groups.public_values import short_description
 from sglang.srt.arg_groups.supported import refuse_unserved
 from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
-from sglang.srt.entrypoints.rank_layout import hold_port, layout_line, rank_configs, refuse_taken_ports
+from sglang.srt.entrypoints.rank_layout import (
+    Machine,
+    hold_port,
+    layout_line,
+    rank_configs,
+    refuse_taken_ports,
+)
+from sglang.srt.entrypoints.ray_machines import RayMachines, connect_to_ray
 from sglang.srt.environ import envs
 from sglang.srt.managers.data_parallel_controller import Wire, open_wire
 from sglang.srt.managers.ipc import SocketFolder
@@ -61,27 +68,38 @@ class EngineCore:
         self._on_death: Callable[[str], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: Wire | None = None
+        self._leaders: list[str] = []
         self._watchdog_timeout = get_device().watchdog_timeout
         #: Where leaders on other machines send; the port is held until the wire has it.
         self._address: str | None = None
         self._port: socket.socket | None = None
         self.folder = SocketFolder()
         try:
-            if get_parallel().nnodes > 1:
-                self._port, self._address = hold_port()
-            configs = rank_configs(record, self.folder, server=self._address)
-            self.layout = layout_line(len(configs))
-            logger.info("layout: %s", self.layout)
-            self._leaders = [config.listen for config in configs if config.listen is not None]
-            self.ranks = RankProcesses(
-                configs,
-                on_death=self._rank_died,
-                watchdog_timeout=self._watchdog_timeout,
-                module=rank_module,
-            )
+            self.ranks = self._start_ranks(record, rank_module)
         except BaseException:
+            self._close_port()
             self.folder.remove()
             raise
+
+    def _start_ranks(self, record: ServerArgs, rank_module: str) -> RankProcesses | RayMachines:
+        """On this machine, or on those that Ray gives us."""
+        parallel = get_parallel()
+        if parallel.use_ray:
+            host = connect_to_ray()
+            self._port, self._address = hold_port(host)
+            logger.info("layout: %s", layout_line(0))
+            return RayMachines(record, server=self._address, on_death=self._rank_died, module=rank_module)
+        if parallel.nnodes > 1:
+            self._port, self._address = hold_port()
+        configs = rank_configs(record, self.folder, Machine.of_flags(self.folder, self._address))
+        logger.info("layout: %s", layout_line(len(configs)))
+        self._leaders = [config.listen for config in configs if config.listen is not None]
+        return RankProcesses(
+            configs,
+            on_death=self._rank_died,
+            watchdog_timeout=self._watchdog_timeout,
+            module=rank_module,
+        )
 
     async def connect(self) -> TokenizerManager:
         """Wait until all ranks are ready, then take up requests on this event loop."""
@@ -94,7 +112,8 @@ class EngineCore:
         self.rank_infos = [message.info for message in ready]
         leaders = self._leaders
         if self._address is not None:
-            leaders = [address for info in self.rank_infos[:1] for address in info["leaders"]]
+            # Each world's first rank knows where its leaders listen.
+            leaders = [address for word in ready if word.world_rank == 0 for address in word.info["leaders"]]
         self._channel = open_wire(self.folder, leaders, bind=self._address)
         self._close_port()
         self.manager = TokenizerManager(

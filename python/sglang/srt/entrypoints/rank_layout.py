@@ -6,6 +6,7 @@ seat by arithmetic alone: no process group exists yet.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from typing import Any
@@ -18,28 +19,42 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.runtime_context.widths import ranks_of_node
 
 
-def rank_configs(
-    record: Any, folder: SocketFolder, *, server: str | None = None, meeting: str | None = None
-) -> list[RankConfig]:
-    """The ranks of this machine, replica by replica, in world order.
-
-    `server` is the server's address where it has one that other machines reach; `meeting` overrides the place
-    where the ranks meet.
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Where a machine stands in the deployment. `host` is an address of it for leaders that the server does
+    not find in its own folder; `server` is the server's address, known on machine 0 only; `meeting` is where
+    its ranks meet when the flags do not say it.
     """
+
+    node_rank: int = 0
+    host: str | None = None
+    server: str | None = None
+    meeting: str | None = None
+
+    @classmethod
+    def of_flags(cls, folder: SocketFolder, server: str | None = None) -> Machine:
+        """This machine, as the operator started it."""
+        node_rank = get_parallel().node_rank
+        host = None if node_rank == 0 else address_towards(place_to_meet(folder, 0))
+        return cls(node_rank, host, server)
+
+
+def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = None) -> list[RankConfig]:
+    """The ranks of this machine, replica by replica, in world order."""
+    machine = machine or Machine.of_flags(folder)
     parallel = get_parallel()
     world_size = parallel.tp_size * parallel.pp_size
     replicas = replicas_of(parallel)
-    here = ranks_of_node(world_size, parallel.nnodes, parallel.node_rank)
+    here = ranks_of_node(world_size, parallel.nnodes, machine.node_rank)
     packed = pack_configuration(record)
-    own_host = None if parallel.node_rank == 0 else address_towards(meeting or place_to_meet(folder, 0))
     configs: list[RankConfig] = []
     for replica in range(replicas):
         for world_rank in here:
             local_rank = len(configs)
             leads = world_rank % parallel.tp_size % parallel.attn_tp_size == 0
             # Another machine cannot see our folder: its leaders take any port and tell the others which.
-            listen = folder.rank_address(local_rank) if own_host is None else f"tcp://{own_host}:*"
-            tells_server = own_host is None and leads
+            listen = f"tcp://{machine.host}:*" if machine.host else folder.rank_address(local_rank)
+            tells_server = leads and machine.node_rank == 0
             configs.append(
                 RankConfig(
                     configuration=packed,
@@ -47,11 +62,11 @@ def rank_configs(
                     world_size=world_size,
                     local_rank=local_rank,
                     ranks_on_host=replicas * len(here),
-                    rendezvous=meeting or place_to_meet(folder, replica),
+                    rendezvous=machine.meeting or place_to_meet(folder, replica),
                     dp_rank=replica if replicas > 1 else None,
                     folder=str(folder.path),
                     listen=listen if leads else None,
-                    server=(server or folder.server_address) if tells_server else None,
+                    server=(machine.server or folder.server_address) if tells_server else None,
                     heartbeat=str(folder.heartbeat_path(local_rank)),
                     parent_pid=os.getpid(),
                 )
@@ -92,15 +107,17 @@ def refuse_taken_ports() -> None:
             raise ValueError(_refusal(host, port, replica, error)) from error
 
 
-def hold_port() -> tuple[socket.socket, str]:
-    """A port of the stated host for the server's own end, kept until it is bound: `(holder, address)`.
+def hold_port(host: str | None = None) -> tuple[socket.socket, str]:
+    """A port of this host (or the stated one) for the server's own end: `(holder, address)`.
 
     A socket that is bound and does not listen keeps the port from being handed to somebody else, and lets a
     listener with the same option in.
     """
-    stated = stated_address()
-    assert stated is not None, "the door asks for --dist-init-addr with several machines"
-    family, own = _look_up(stated[0])
+    if host is None:
+        stated = stated_address()
+        assert stated is not None, "the door asks for --dist-init-addr with several machines"
+        host = stated[0]
+    family, own = _look_up(host)
     holder = socket.socket(family, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind((own, 0))
@@ -160,4 +177,6 @@ def layout_line(num_here: int) -> str:
         parts.append(f"dp_size={replicas}")
     ranks = replicas * world_size
     where = "" if parallel.nnodes == 1 else f", {num_here} of them on this machine of {parallel.nnodes}"
+    if parallel.use_ray:
+        where = f", placed by Ray on {parallel.nnodes} machine{'s' if parallel.nnodes > 1 else ''}"
     return f"{' '.join(parts)}: {ranks} rank{'s' if ranks > 1 else ''}{where}"

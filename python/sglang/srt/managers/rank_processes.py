@@ -146,6 +146,7 @@ class RankProcesses:
         self._stopping = False
         self._stopped = False
         self._cause: str | None = None
+        self._secondary = False
         self._ranks: list[_Rank] = []
         self._wake_read, self._wake_write = os.pipe()
         try:
@@ -169,6 +170,11 @@ class RankProcesses:
     def cause(self) -> str | None:
         """Why the ranks are gone, or None while all live."""
         return self._cause
+
+    @property
+    def cause_is_secondary(self) -> bool:
+        """Ranks lost their peers, and none of this machine is to blame."""
+        return self._secondary
 
     @property
     def heartbeats(self) -> list[tuple[str, HeartbeatReader]]:
@@ -251,8 +257,10 @@ class RankProcesses:
                     rank.said_all = not self._read_status(rank)
                 self._take_exit(rank)
             if self._suspicion is not None and time.monotonic() >= self._suspicion[1]:
-                self._report(self._cause_behind(self._suspicion[0]))
-                self._suspicion = None
+                complaint, self._suspicion = self._suspicion[0], None
+                cause = self._cause_behind(complaint)
+                self._secondary = cause == complaint and self._cause is None
+                self._report(cause)
             elif not events:
                 self._look_for_stuck_ranks()
 

@@ -6,6 +6,7 @@ register_cpu_ci(est_time=3, suite="unit-cpu")
 
 import pathlib
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +17,14 @@ from sglang.srt.arg_groups.pipeline import resolve
 from sglang.srt.arg_groups.public_values import common_values
 from sglang.srt.entrypoints.engine_core import smallest_limits
 from sglang.srt.entrypoints.rank_layout import (
+    Machine,
     address_towards,
     hold_port,
     layout_line,
     rank_configs,
     refuse_taken_ports,
 )
+from sglang.srt.entrypoints.ray_machines import connect_to_ray
 from sglang.srt.environ import envs
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
@@ -148,7 +151,7 @@ def test_replicas_at_a_stated_address_take_ports_of_their_own(folder: SocketFold
 
 def test_a_machine_starts_its_block_of_ranks(folder: SocketFolder) -> None:
     record = published(**TWO_NODES, attn_dp_size=2)
-    first = rank_configs(record, folder, server="tcp://127.0.0.1:6000")
+    first = rank_configs(record, folder, Machine.of_flags(folder, "tcp://127.0.0.1:6000"))
     assert [rank.world_rank for rank in first] == [0, 1]
     assert [rank.server for rank in first] == ["tcp://127.0.0.1:6000", None]
     second = configs(folder, **TWO_NODES, attn_dp_size=2, node_rank=1)
@@ -207,6 +210,33 @@ def test_a_machine_knows_its_address_on_the_way_to_the_others() -> None:
     assert address_towards("tcp://127.0.0.1:5000") == "127.0.0.1"
     with pytest.raises(ValueError, match=r"no-such-host\.invalid is not known"):
         address_towards("tcp://no-such-host.invalid:5000")
+
+
+# --- Ray ----
+
+
+def test_ray_chooses_the_place_and_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stated in ({"dist_init_addr": "127.0.0.1:5000"}, {"nccl_port": 5000}, {"nnodes": 2, "node_rank": 1}):
+        record = ServerArgs.from_kwargs(model_path="/no/such", tp_size=2, use_ray=True, **stated)
+        with pytest.raises(ValueError, match="--use-ray chooses the machines"):
+            resolve(record)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'sglang\[ray\]'"):
+        connect_to_ray()
+
+
+def test_ranks_that_ray_placed_listen_where_the_server_reaches_them(folder: SocketFolder) -> None:
+    """Even those of machine 0: the server may stand on a third one."""
+    record = published(tp_size=2, attn_dp_size=2, nnodes=2, use_ray=True)
+    server, meeting = "tcp://10.0.0.9:6000", "tcp://10.0.0.1:5000"
+    ranks = [
+        *rank_configs(record, folder, Machine(0, "10.0.0.1", server, meeting)),
+        *rank_configs(record, folder, Machine(1, "10.0.0.2", server, meeting)),
+    ]
+    assert [rank.listen for rank in ranks] == ["tcp://10.0.0.1:*", "tcp://10.0.0.2:*"]
+    assert [rank.server for rank in ranks] == [server, None]
+    assert {rank.rendezvous for rank in ranks} == {meeting}
+    assert layout_line(0).endswith(": 2 ranks, placed by Ray on 2 machines")
 
 
 # --- what ranks say ----

@@ -145,8 +145,8 @@ class Parallel(Namespace, ns=NS("parallel")):
     use_ray: A[
         bool,
         Arg(
-            help="Let a Ray cluster place the ranks on --nnodes of its machines.",
-            instead="leave it out and start one process per machine with --nnodes and --node-rank",
+            help="Let a Ray cluster place the ranks, on --nnodes of its machines. Needs the package ray.",
+            served=True,
         ),
     ] = False
     dist_init_addr: A[

@@ -5,7 +5,7 @@ Whatever happens, clients get an error, the log names the first cause, and nothi
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=60, suite="server-cpu")
+register_cpu_ci(est_time=70, suite="server-cpu")
 
 import os
 import pathlib

@@ -2,7 +2,7 @@
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=75, suite="server-cpu")
+register_cpu_ci(est_time=35, suite="server-cpu")
 
 import pathlib
 import signal

@@ -2,7 +2,7 @@
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=90, suite="server-cpu")
+register_cpu_ci(est_time=50, suite="server-cpu")
 
 import contextlib
 import json

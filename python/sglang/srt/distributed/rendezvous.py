@@ -38,19 +38,22 @@ def join_world(
     local_rank: int,
     timeout_s: float | None,
     configuration: dict[str, Any],
+    meeting_timeout_s: float | None = None,
     backend: str = "gloo",
 ) -> None:
     """Meet at ``file:PATH`` or ``tcp://HOST:PORT``, compare, build the world and keep the store.
 
     ``configuration`` is the public record of this rank as JSON values. ``ValueError`` on every rank when one
-    differs from world rank 0's; ``RuntimeError`` naming the ranks that did not come within ``timeout_s``.
+    differs from world rank 0's; ``RuntimeError`` naming the ranks that did not come within
+    ``meeting_timeout_s``, which is ``timeout_s`` where nothing else is said.
     """
     limit = DIST_TIMEOUT_S if timeout_s is None else timeout_s
     meeting = parse_meeting(rendezvous)
     if not envs.GLOO_SOCKET_IFNAME.is_set():
         envs.GLOO_SOCKET_IFNAME.set("lo" if world_size == 1 else interface_towards(meeting))
-    store = _open(meeting, world_rank, world_size, limit)
-    _Roll(store, meeting, world_rank, world_size, limit).compare(configuration)
+    patience = limit if meeting_timeout_s is None else meeting_timeout_s
+    store = _open(meeting, world_rank, world_size, patience)
+    _Roll(store, meeting, world_rank, world_size, patience).compare(configuration)
     init_distributed_environment(
         world_size=world_size,
         rank=world_rank,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.arg_groups.parallel_hook import replicas_of
 from sglang.srt.arg_groups.public_values import common_values
 from sglang.srt.arg_groups.transport import unpack_configuration
+from sglang.srt.constants import LOAD_TIMEOUT_S
 from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
 from sglang.srt.entrypoints.rank_life import RankLife, leave
 from sglang.srt.managers.ipc import RankChannel
@@ -80,6 +81,8 @@ def join(config: RankConfig, record: ServerArgs) -> tuple[RankChannel | None, li
         world_size=config.world_size,
         local_rank=config.local_rank,
         timeout_s=parallel.dist_timeout,
+        # On one machine the parent sees who is missing; a slow start must not look like a lost rank there.
+        meeting_timeout_s=LOAD_TIMEOUT_S if parallel.nnodes == 1 else None,
         configuration=common_values(record),
     )
     initialize_model_parallel()

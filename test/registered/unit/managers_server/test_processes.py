@@ -2,7 +2,7 @@
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=12, suite="unit-cpu")
+register_cpu_ci(est_time=18, suite="unit-cpu")
 
 import asyncio
 import contextlib

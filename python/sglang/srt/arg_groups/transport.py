@@ -1,7 +1,7 @@
 """A record and what was declared beside it, as bytes for a child process.
 
 Read by the doors (pack) and by rank processes (unpack). msgpack only; raw attributes that tests seed do not
-travel.
+travel, and neither do secrets: the server's doors ask for them, a rank never does.
 """
 
 from typing import Any
@@ -20,13 +20,20 @@ from sglang.srt.arg_groups.overrides import (
 
 def pack_configuration(record: Any) -> bytes:
     record = record_of(record)
-    log = [(item.name, item.value, item.source) for item in declared_provenance(record)]
-    parts = {"record": msgspec.structs.asdict(record), "declared": log, "resolved": is_resolved(record)}
+    stated = {name: value for name, value in msgspec.structs.asdict(record).items() if not _is_secret(name)}
+    log = [
+        (item.name, item.value, item.source)
+        for item in declared_provenance(record)
+        if not _is_secret(item.name)
+    ]
+    parts = {"record": stated, "declared": log, "resolved": is_resolved(record)}
     return msgspec.msgpack.encode(parts)
 
 
 def unpack_configuration(data: bytes, record_type: Any) -> Any:
-    """The same record with the same results and provenance; nothing is decided again."""
+    """The same record with the same results and provenance, secrets left at their defaults; nothing is decided
+    again.
+    """
     parsed = msgspec.msgpack.decode(data)
     record = msgspec.convert(parsed["record"], record_type)
     for name, value, source in parsed["declared"]:
@@ -34,3 +41,8 @@ def unpack_configuration(data: bytes, record_type: Any) -> Any:
     if parsed["resolved"]:
         mark_resolved(record)
     return record
+
+
+def _is_secret(name: str) -> bool:
+    leaf = LEAVES.get(name)
+    return leaf is not None and leaf.arg.secret

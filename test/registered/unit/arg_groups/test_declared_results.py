@@ -142,10 +142,20 @@ def test_filling_does_not_overrule():
 
 
 def test_a_child_receives_record_results_and_provenance():
-    record = ServerArgs(model_path="m", api_key="k", tp_size=2)
+    record = ServerArgs(model_path="m", tp_size=2)
     declare(record, "hook", random_seed=7)
     declare(record, "hook", page_size=4)
     twin = unpack_server_args(pack_server_args(record))
     assert twin is not record
     assert all(getattr(twin, name) == getattr(record, name) for name in ServerArgs.__struct_fields__)
     assert declared_provenance(twin) == declared_provenance(record)
+
+
+def test_a_child_is_told_no_secret():
+    """A rank asks nobody for a key, and its configuration may travel to another machine."""
+    record = ServerArgs(model_path="m", api_key="hunter2", tp_size=2)
+    declare(record, "hook", admin_api_key="hunter3")
+    packed = pack_server_args(record)
+    assert b"hunter" not in packed
+    twin = unpack_server_args(packed)
+    assert (twin.api_key, twin.tp_size, declared_results(twin)) == (None, 2, {})

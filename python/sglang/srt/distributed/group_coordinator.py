@@ -131,13 +131,12 @@ class GroupCoordinator:
         """Concatenate the members' equally shaped tensors along ``dim`` in group order."""
         if self.world_size == 1:
             return tensor
-        rows = tensor.movedim(dim, 0)
         with self._running("all_gather"):
-            if tensor.numel():
-                gathered = self._by(tensor).all_gather(rows, [rows.shape[0]] * self.world_size)
-            else:
-                gathered = rows.new_empty(rows.shape[0] * self.world_size, *rows.shape[1:])
-        return gathered.movedim(0, dim).contiguous()
+            if not tensor.numel():
+                return torch.cat([tensor] * self.world_size, dim)
+            # [ranks, *shape]; to turn `dim` to the front for the journey would cost two transposing copies
+            stacked = self._by(tensor).all_gather(tensor.unsqueeze(0), [1] * self.world_size)
+        return stacked.flatten(0, 1) if dim in (0, -tensor.dim()) else torch.cat(stacked.unbind(0), dim)
 
     def all_gatherv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Concatenate along dim 0; rank ``i`` brings ``sizes[i]`` rows, which every rank must know."""

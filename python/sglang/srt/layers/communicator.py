@@ -60,7 +60,7 @@ class AttnTpContext:
         return get_forward().attn_input_scattered
 
     def use_input_scattered(self, forward_batch: Any) -> bool:
-        """Never yet: no layout scatters attention inputs before the parallel layouts arrive."""
+        """Never: no layout that is served scatters attention inputs."""
         return False
 
     @contextmanager

@@ -1,8 +1,8 @@
 """Owns the rank processes of one engine: start, readiness, the watch over their lives, and the end.
 
-Used by the doors (server, Engine) and later by the data-parallel controller. Ranks are plain `python -m`
-children that get their configuration through a pipe; this module must not load a model, speak to a scheduler
-or install a signal handler.
+Used by the doors: server, Engine, and machines that only run ranks. Ranks are plain `python -m` children that
+get their configuration through a pipe; this module must not load a model, speak to a scheduler or install a
+signal handler.
 """
 
 from __future__ import annotations

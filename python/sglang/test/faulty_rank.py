@@ -1,5 +1,5 @@
-"""A real rank that fails in the middle of a step: world rank 1 raises when a batch holds a token of
-`FAULTY_TOKEN`.
+"""A real rank that goes wrong: world rank 1 raises in the step of a batch that holds `FAULTY_TOKEN`, and
+loses a slot of its pool after one that holds `LEAKING_TOKEN`.
 
 For `rank_module=`: everything else is `entrypoints/rank_main.py`. It must not change a step that goes well.
 """
@@ -14,8 +14,13 @@ from sglang.srt.entrypoints.rank_life import leave
 from sglang.srt.runtime_context import get_parallel
 
 FAULTY_RANK = "sglang.test.faulty_rank"
-#: The id that trips the rank.
+#: The ids that trip the rank.
 FAULTY_TOKEN = 13
+LEAKING_TOKEN = 14
+
+
+def _holds(batch: Any, token_id: int) -> bool:
+    return get_parallel().launch_world_rank == 1 and token_id in batch.input_ids.tolist()
 
 
 def _trip_the_model() -> None:
@@ -25,11 +30,22 @@ def _trip_the_model() -> None:
     forward = ModelRunner.forward
 
     def trip(self: ModelRunner, batch: Any) -> Any:
-        if get_parallel().launch_world_rank == 1 and FAULTY_TOKEN in batch.input_ids.tolist():
+        if _holds(batch, FAULTY_TOKEN):
             raise RuntimeError("this rank was told to fail in its step")
         return forward(self, batch)
 
     ModelRunner.forward = trip  # type: ignore[method-assign]
+
+
+def _trip_the_books(scheduler: Any) -> None:
+    process = scheduler.processor.process
+
+    def trip(batch: Any, result: Any) -> None:
+        process(batch, result)
+        if _holds(batch.forward, LEAKING_TOKEN):
+            scheduler.kv.allocator.alloc_extend(0, 1, 0)
+
+    scheduler.processor.process = trip
 
 
 def main(argv: list[str]) -> int:
@@ -37,7 +53,9 @@ def main(argv: list[str]) -> int:
 
     def build_tripping(*arguments: Any) -> Any:
         _trip_the_model()
-        return build(*arguments)
+        scheduler, info = build(*arguments)
+        _trip_the_books(scheduler)
+        return scheduler, info
 
     rank_main.build_scheduler = build_tripping  # type: ignore[assignment]
     return rank_main.main(argv)

@@ -31,9 +31,7 @@ def pack_configuration(record: Any) -> bytes:
 
 
 def unpack_configuration(data: bytes, record_type: Any) -> Any:
-    """The same record with the same results and provenance, secrets left at their defaults; nothing is decided
-    again.
-    """
+    """The same record with the same results and provenance, but for secrets; nothing is decided again."""
     parsed = msgspec.msgpack.decode(data)
     record = msgspec.convert(parsed["record"], record_type)
     for name, value, source in parsed["declared"]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, LogprobAsk
-from sglang.srt.layers.communicator import head_spans_replicas
+from sglang.srt.layers.communicator import draws_here, head_spans_replicas
 from sglang.srt.layers.dp_gather import gather_rows
 from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.srt.layers.token_logprobs import token_logprobs
@@ -30,7 +30,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 class LogitsProcessorOutput:
     """`logits` [drawing requests, vocab] in the order of the batch; `drawing` lists those requests.
 
-    `input_logprobs` and `failures` have one entry a request.
+    `input_logprobs` and `failures` have one entry a request; of prompt rows only a rank that draws knows.
     """
 
     logits: torch.Tensor
@@ -87,11 +87,12 @@ class LogitsProcessor:
 
     def __call__(self, hidden: torch.Tensor, head: Head, batch: ForwardBatch) -> LogitsProcessorOutput:
         """hidden [num_tokens, hidden size], after the last norm. Drawing rows are scored before prompt
-        rows.
+        rows. A rank that does not draw calls the head as often and reads nothing.
         """
         drawing = [b for b, row in enumerate(batch.sampling_rows) if row is not None]
         rows = _last_rows(batch, drawing)
-        prompts = _add_prompt_rows(batch, rows)
+        asked = _add_prompt_rows(batch, rows)
+        prompts = asked if draws_here() else []
         if rows != list(range(batch.num_tokens)):
             hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
         drawn = hidden.new_empty(0, self.vocab_size, dtype=torch.float32)

@@ -12,6 +12,7 @@ import torch
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, LogprobAsk
 from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.errors import CollectiveError
+from sglang.srt.layers.communicator import draws_here
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.srt.runtime_context import get_parallel
@@ -120,6 +121,9 @@ class Replica:
         for name in asked:
             assert output.input_logprobs is not None
             entries = output.input_logprobs[names.index(name)]
+            if not draws_here():
+                assert entries is None  # its leader reads them
+                continue
             assert entries is not None and len(entries) == TARGETS[name][1]
             values = [entry.logprob for entry in entries]
             self.prompt_logprobs.append((self.seq(name).ids[: PROMPTS[name]], TARGETS[name][0], values))
@@ -134,7 +138,8 @@ class Replica:
         step = DpStep([1, 2, 0, 0][:replicas], [1, 3, 0, 0][:replicas], is_extend=False)
         asks = {"b": LogprobAsk(targets=[4])} if self.number == 1 else {}
         output = self.forward(parts[self.number], step, asks)
-        assert output.failures == [[None], [NOT_FINITE, None], [], []][self.number]
+        failed = NOT_FINITE if draws_here() else None
+        assert output.failures == [[None], [failed, None], [], []][self.number]
         for at, name in enumerate(parts[self.number]):
             if name == "b":
                 assert not torch.isfinite(output.logits[at]).any()

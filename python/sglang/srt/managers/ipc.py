@@ -144,6 +144,7 @@ class ServerChannel:
         self._context = zmq.asyncio.Context()
         self._in = self._context.socket(zmq.PULL)
         self._in.setsockopt(zmq.RCVHWM, 0)
+        self._junk = None if bind is None else _Junk(bind)
         # Plain sockets: `send` must work in clean-up code that cannot await.
         self._out_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
         self._outs: list[zmq.Socket[bytes]] = []
@@ -171,7 +172,10 @@ class ServerChannel:
             self._outs[leader].send(io_struct.encode(message), zmq.NOBLOCK)
 
     async def recv(self) -> io_struct.Message:
-        return io_struct.decode(await self._in.recv())
+        while True:
+            message = _message(await self._in.recv(), self._junk)
+            if message is not None:
+                return message
 
     def close(self, *, linger_ms: int = 200) -> None:
         """Close all sockets; what is still queued (a shutdown) gets `linger_ms` to leave."""
@@ -179,6 +183,41 @@ class ServerChannel:
         for out in self._outs:
             out.close(linger=linger_ms)
         self._context.term()
+
+
+class _Junk:
+    """What strangers have sent to a port that everybody can reach: dropped and counted, so that no stray
+    client ends the engine.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._count = 0
+
+    def drop(self, data: bytes) -> None:
+        """Log the first, the tenth, the hundredth: a flood must not fill the log."""
+        self._count += 1
+        if str(self._count).strip("0") == "1":
+            logger.warning(
+                "dropped %d bytes received on %s that are no message of this engine (%d times so far); only "
+                "its own machines should reach this port",
+                len(data),
+                self._address,
+                self._count,
+            )
+
+
+def _message(data: bytes, junk: _Junk | None) -> io_struct.Message | None:
+    """One message. In the socket folder (no `junk`) only we write, and nonsense is our own fault: it
+    raises.
+    """
+    try:
+        return io_struct.decode(data)
+    except (ValueError, RecursionError):
+        if junk is None:
+            raise
+        junk.drop(data)
+        return None
 
 
 def _bind_tcp(socket: zmq.asyncio.Socket | zmq.Socket[bytes], address: str) -> None:
@@ -202,6 +241,7 @@ class RankChannel:
         _bind_tcp(self._in, listen) if listen.startswith("tcp:") else self._in.bind(listen)
         #: Where it listens; a port left open (`tcp://HOST:*`) has a number now.
         self.address: str = self._in.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._junk = _Junk(self.address) if listen.startswith("tcp:") else None
         self._out = self._context.socket(zmq.PUSH)
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.setsockopt(zmq.IPV6, "[" in server)
@@ -212,9 +252,12 @@ class RankChannel:
         messages = []
         while True:
             try:
-                messages.append(io_struct.decode(self._in.recv(zmq.NOBLOCK)))
+                data = self._in.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
+            message = _message(data, self._junk)
+            if message is not None:
+                messages.append(message)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until something can be received, at most `timeout_s` seconds."""

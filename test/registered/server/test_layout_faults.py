@@ -166,7 +166,8 @@ def test_a_port_of_a_replica_in_use_is_said_before_anything_starts(model: pathli
             f"127.0.0.1:{first}",
         )  # fmt: skip
     assert done.returncode == 1
-    assert f"cannot meet at 127.0.0.1:{first + 1} (replica 1 of --dp-size meets there)" in done.stderr
+    assert f"cannot meet at 127.0.0.1:{first + 1}: the port is in use" in done.stderr
+    assert "(replica 1 of --dp-size meets there)" in done.stderr
     assert "server_args=" not in done.stderr, "something was started"
     assert "Traceback" not in done.stderr
 

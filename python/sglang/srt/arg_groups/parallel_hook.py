@@ -5,7 +5,6 @@ is checked here, so that the operator reads flags and not names of quotients.
 """
 
 import logging
-from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import ResolvingView
 
@@ -40,7 +39,7 @@ def _divides(rule: str, width: int, factor: int, numbers: str) -> None:
 
 
 def _check_widths(view: ResolvingView) -> None:
-    attn_dp = view.dp_size if view.enable_dp_attention else 1
+    attn_dp = attention_dp_of(view)
     tp, cp, ep, moe_dp, dcp = view.tp_size, view.attn_cp_size, view.ep_size, view.moe_dp_size, view.dcp_size
     _divides(
         "tp_size % (attn_dp_size * attn_cp_size) == 0",
@@ -65,7 +64,7 @@ def _check_widths(view: ResolvingView) -> None:
 
 
 def _check_machines(view: ResolvingView) -> None:
-    nodes, replicas = view.nnodes, replicas_of(view)
+    nodes, replicas = view.nnodes, view.dp_size // attention_dp_of(view)
     if view.node_rank >= nodes:
         raise ValueError(f"0 <= node_rank < nnodes must hold: --node-rank {view.node_rank}, --nnodes {nodes}")
     if nodes == 1:
@@ -110,7 +109,7 @@ def check_meeting_place(view: ResolvingView) -> None:
                 f"--dist-init-addr {view.dist_init_addr} is no address that other machines can reach; name "
                 "one of machine 0"
             )
-    replicas = replicas_of(view)
+    replicas = view.dp_size // attention_dp_of(view)
     if port is not None and port + replicas - 1 > _LAST_PORT:
         raise ValueError(
             f"port + dp_size - 1 <= {_LAST_PORT} must hold: each of --dp-size {replicas} replicas takes a "
@@ -118,11 +117,9 @@ def check_meeting_place(view: ResolvingView) -> None:
         )
 
 
-def replicas_of(layout: Any) -> int:
-    """Worlds of the deployment: with attention data parallelism `dp_size` counts parts of one world. Takes
-    whatever answers for the two leaves, resolved or published.
-    """
-    return 1 if layout.enable_dp_attention else int(layout.dp_size)
+def attention_dp_of(view: ResolvingView) -> int:
+    """Attention replicas inside one world; otherwise `dp_size` counts worlds."""
+    return int(view.dp_size) if view.enable_dp_attention else 1
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,6 +1,8 @@
-"""Owns where ranks meet: the address as written, the port held for it, the interface that leads there.
+"""Owns where ranks meet: the address as written, the port held for it, the address and interface that lead
+there.
 
-Read by ``rendezvous``. Must not open a store or know ranks.
+Read by ``rendezvous`` and, before ranks exist, by the doors. Must not open a store, know ranks or load
+torch.
 """
 
 from __future__ import annotations
@@ -9,12 +11,23 @@ import errno
 import ipaddress
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Any
 
 import psutil
 
-__all__ = ["Meeting", "hold_port", "interface_towards", "parse_meeting"]
+from sglang.srt.arg_groups.parallel_hook import split_address
+
+__all__ = [
+    "Meeting",
+    "address_towards",
+    "bracketed",
+    "interface_towards",
+    "listen_at",
+    "look_up",
+    "parse_meeting",
+]
 
 
 @dataclass(frozen=True)
@@ -28,26 +41,28 @@ class Meeting:
     def __str__(self) -> str:
         if self.path is not None:
             return f"file:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
 
 def parse_meeting(text: str) -> Meeting:
     """``file:PATH`` or ``tcp://HOST:PORT``; an IPv6 address stands in brackets."""
     if text.startswith("file:") and len(text) > len("file:"):
         return Meeting(path=text.removeprefix("file:"))
-    parts = urlsplit(text)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if parts.scheme != "tcp" or not host or not port:
-        raise ValueError(f"ranks meet at file:PATH or tcp://HOST:PORT with a port in 1..65535, got {text!r}")
-    return Meeting(host=host, port=port)
+    if text.startswith("tcp://"):
+        with suppress(ValueError):
+            host, port = split_address(text.removeprefix("tcp://"))
+            return Meeting(host=host, port=port)
+    raise ValueError(f"ranks meet at file:PATH or tcp://HOST:PORT with a port in 1..65535, got {text!r}")
 
 
-def hold_port(meeting: Meeting) -> int:
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def listen_at(meeting: Meeting) -> int:
     """A listening socket on that address only (never on all interfaces); the caller owns the descriptor."""
-    kind, _, _, _, address = _resolve(meeting)[0]
+    kind, address = look_up(meeting.host, meeting.port)
     listener = socket.socket(kind, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,10 +99,7 @@ def interface_towards(meeting: Meeting) -> str:
     """
     if meeting.path is not None:
         return "lo"
-    kind, _, _, _, address = _resolve(meeting)[0]
-    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # a datagram socket only picks a route: nothing is sent
-        own = probe.getsockname()[0].partition("%")[0]
+    own = address_towards(meeting.host, meeting.port).partition("%")[0]
     if ipaddress.ip_address(own).is_loopback:
         return "lo"
     for name, addresses in psutil.net_if_addrs().items():
@@ -99,9 +111,21 @@ def interface_towards(meeting: Meeting) -> str:
     )
 
 
-def _resolve(meeting: Meeting) -> list[tuple[socket.AddressFamily, int, int, str, tuple[str, int]]]:
+def address_towards(host: str, port: int) -> str:
+    """The address by which this machine reaches a host: a datagram socket picks a route and sends nothing."""
+    kind, there = look_up(host, port)
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(there)
+        except OSError as error:
+            raise ValueError(f"--dist-init-addr: no way leads to {host} ({error.strerror})") from error
+        return str(probe.getsockname()[0])
+
+
+def look_up(host: str, port: int | None = None) -> tuple[socket.AddressFamily, Any]:
+    """Family and socket address of a host (IPv6 has a longer one), as this machine finds it."""
     try:
-        found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ValueError(f"--dist-init-addr {meeting}: the host name is not known here ({error})") from None
-    return found  # type: ignore[return-value]  # address is wider for IPv6; only passed on
+        raise ValueError(f"--dist-init-addr: the host {host} is not known here ({error.strerror})") from error
+    return family, address

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed
 
 from sglang.srt.constants import DIST_TIMEOUT_S
-from sglang.srt.distributed.meeting_place import Meeting, hold_port, interface_towards, parse_meeting
+from sglang.srt.distributed.meeting_place import Meeting, interface_towards, listen_at, parse_meeting
 from sglang.srt.distributed.parallel_state import init_distributed_environment
 from sglang.srt.distributed.utils import set_global_tcp_store
 from sglang.srt.environ import envs
@@ -73,7 +73,7 @@ def _open(meeting: Meeting, rank: int, world_size: int, limit: float) -> torch.d
         return torch.distributed.FileStore(meeting.path, world_size)
     handle = None
     if rank == 0:
-        handle = hold_port(meeting)
+        handle = listen_at(meeting)
     else:
         _await_listener(meeting, rank, limit)
     return torch.distributed.TCPStore(

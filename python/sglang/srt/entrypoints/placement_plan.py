@@ -13,11 +13,10 @@ from typing import Any
 
 from sglang.srt.arg_groups.cli import parse_command_line
 from sglang.srt.arg_groups.model_override_base import resolving_view
-from sglang.srt.arg_groups.parallel_hook import replicas_of
 from sglang.srt.arg_groups.pipeline import resolve_layout
 from sglang.srt.distributed.group_layout import GroupSizes, attn_dp_replicas, layout
 from sglang.srt.runtime_context.publication import Publication, SpawnRanks, build_publication
-from sglang.srt.runtime_context.widths import ranks_of_node
+from sglang.srt.runtime_context.widths import ranks_of_node, worlds_of
 from sglang.srt.server_args import ServerArgs
 
 __all__ = ["DIMENSIONS", "MEANING", "MOST_RANKS", "Group", "Plan", "Seat", "plan_from_flags", "plan_of"]
@@ -107,7 +106,7 @@ def plan_of(record: Any) -> Plan:
     first = build_publication(record, role=None, ranks=_world_rank(record.ep_join_rank_offset))
     config = first.config
     sizes = _group_sizes(config)
-    replicas = replicas_of(resolving_view(record))
+    replicas = worlds_of(resolving_view(record))
     total = replicas * sizes.ranks
     if total > MOST_RANKS:
         raise ValueError(f"{total} ranks are more than this tool shows: {MOST_RANKS} at most")

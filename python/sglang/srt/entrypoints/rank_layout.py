@@ -11,12 +11,13 @@ import os
 import socket
 from typing import Any
 
-from sglang.srt.arg_groups.parallel_hook import replicas_of, split_address
+from sglang.srt.arg_groups.parallel_hook import split_address
 from sglang.srt.arg_groups.transport import pack_configuration
+from sglang.srt.distributed.meeting_place import Meeting, address_towards, bracketed, listen_at, look_up
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.runtime_context.widths import ranks_of_node
+from sglang.srt.runtime_context.widths import ranks_of_node, worlds_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Machine:
     def of_flags(cls, folder: SocketFolder, server: str | None = None) -> Machine:
         """This machine, as the operator started it."""
         node_rank = get_parallel().node_rank
-        host = None if node_rank == 0 else address_towards(place_to_meet(folder, 0))
+        host = None if node_rank == 0 else bracketed(address_towards(*_needed_address()))
         return cls(node_rank, host, server)
 
 
@@ -44,7 +45,7 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
     machine = machine or Machine.of_flags(folder)
     parallel = get_parallel()
     world_size = parallel.tp_size * parallel.pp_size
-    replicas = replicas_of(parallel)
+    replicas = worlds_of(parallel)
     here = ranks_of_node(world_size, parallel.nnodes, machine.node_rank)
     packed = pack_configuration(record)
     configs: list[RankConfig] = []
@@ -80,7 +81,7 @@ def place_to_meet(folder: SocketFolder, replica: int) -> str:
     if stated is None:
         return f"file:{folder.path / f'meeting{replica}'}"
     host, port = stated
-    return f"tcp://{_bracketed(host)}:{port + replica}"
+    return f"tcp://{Meeting(host=host, port=port + replica)}"
 
 
 def stated_address() -> tuple[str, int] | None:
@@ -91,6 +92,12 @@ def stated_address() -> tuple[str, int] | None:
     return None if parallel.nccl_port is None else ("127.0.0.1", parallel.nccl_port)
 
 
+def _needed_address() -> tuple[str, int]:
+    stated = stated_address()
+    assert stated is not None, "the door asks for --dist-init-addr with several machines"
+    return stated
+
+
 def refuse_taken_ports() -> None:
     """`ValueError` naming the first stated port that ranks of this machine could not bind, before anything is
     started.
@@ -99,12 +106,11 @@ def refuse_taken_ports() -> None:
     if stated is None or parallel.node_rank != 0:
         return
     host, first = stated
-    for replica in range(replicas_of(parallel)):
-        port = first + replica
+    for replica in range(worlds_of(parallel)):
         try:
-            _try_port(host, port)
+            os.close(listen_at(Meeting(host=host, port=first + replica)))
         except OSError as error:
-            raise ValueError(_refusal(host, port, replica, error)) from error
+            raise ValueError(_refusal(replica, error)) from error
 
 
 def hold_port(host: str | None = None) -> tuple[socket.socket, str]:
@@ -113,63 +119,23 @@ def hold_port(host: str | None = None) -> tuple[socket.socket, str]:
     A socket that is bound and does not listen keeps the port from being handed to somebody else, and lets a
     listener with the same option in.
     """
-    if host is None:
-        stated = stated_address()
-        assert stated is not None, "the door asks for --dist-init-addr with several machines"
-        host = stated[0]
-    family, own = _look_up(host)
+    family, (own, *_) = look_up(_needed_address()[0] if host is None else host)
     holder = socket.socket(family, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind((own, 0))
-    return holder, f"tcp://{_bracketed(own)}:{holder.getsockname()[1]}"
+    return holder, f"tcp://{bracketed(own)}:{holder.getsockname()[1]}"
 
 
-def _look_up(host: str) -> tuple[socket.AddressFamily, str]:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ValueError(f"--dist-init-addr: the host {host} is not known here ({error.strerror})") from error
-    return family, str(address[0])
-
-
-def _try_port(host: str, port: int) -> None:
-    family, own = _look_up(host)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((own, port))
-        probe.listen(1)
-
-
-def _refusal(host: str, port: int, replica: int, error: OSError) -> str:
+def _refusal(replica: int, error: OSError) -> str:
     flag = "--dist-init-addr" if get_parallel().dist_init_addr is not None else "--nccl-port"
-    whose = f" (replica {replica} of --dp-size meets there)" if replicas_of(get_parallel()) > 1 else ""
-    return (
-        f"{flag}: the ranks cannot meet at {host}:{port}{whose}: {error.strerror or error}; choose a host "
-        "that is an address of this machine and ports that nobody uses, or leave the flag out on one machine"
-    )
-
-
-def address_towards(meeting: str) -> str:
-    """The address of this machine on the way to the meeting place; no packet is sent."""
-    host, port = split_address(meeting.removeprefix("tcp://"))
-    family, there = _look_up(host)
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((there, port))
-        except OSError as error:
-            raise ValueError(f"--dist-init-addr: no way leads to {host} ({error.strerror})") from error
-        own: str = probe.getsockname()[0]
-    return _bracketed(own)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    whose = f" (replica {replica} of --dp-size meets there)" if worlds_of(get_parallel()) > 1 else ""
+    return f"{flag}: {error.strerror}{whose}; on one machine the flag may be left out"
 
 
 def layout_line(num_here: int) -> str:
     """The layout in one line, for the log."""
     parallel = get_parallel()
-    replicas, world_size = replicas_of(parallel), parallel.tp_size * parallel.pp_size
+    replicas, world_size = worlds_of(parallel), parallel.tp_size * parallel.pp_size
     parts = [f"tp_size={parallel.tp_size}"]
     if parallel.attn_dp_size > 1:
         parts += [f"attn_dp_size={parallel.attn_dp_size}", f"attn_tp_size={parallel.attn_tp_size}"]

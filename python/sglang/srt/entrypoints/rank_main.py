@@ -12,7 +12,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.arg_groups.parallel_hook import replicas_of
 from sglang.srt.arg_groups.public_values import common_values
 from sglang.srt.arg_groups.transport import unpack_configuration
 from sglang.srt.constants import LOAD_TIMEOUT_S
@@ -22,6 +21,7 @@ from sglang.srt.managers.ipc import RankChannel
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.messages import io_struct
 from sglang.srt.runtime_context import SpawnRanks, get_observability, get_parallel, publish
+from sglang.srt.runtime_context.widths import worlds_of
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.cpu_binding import cores_of_rank
 from sglang.srt.utils.heartbeat import Heartbeat
@@ -129,7 +129,7 @@ def _rank_suffix() -> str:
     return rank_suffix(
         (
             ("DP", parallel.attn_dp_rank, parallel.attn_dp_size),
-            ("DP", parallel.dp_rank or 0, replicas_of(parallel)),
+            ("DP", parallel.dp_rank or 0, worlds_of(parallel)),
             ("PP", parallel.pp_rank, parallel.pp_size),
             ("TP", parallel.tp_rank, parallel.tp_size),
             ("EP", parallel.moe_ep_rank, parallel.moe_ep_size),

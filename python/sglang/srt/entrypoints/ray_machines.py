@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sglang.srt.arg_groups.transport import pack_configuration, unpack_configuration
+from sglang.srt.distributed.meeting_place import Meeting
 from sglang.srt.entrypoints.rank_layout import Machine, rank_configs
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_processes import PRIMARY_CAUSE_WAIT_S, RankDied, RankProcesses
 from sglang.srt.messages import io_struct
 from sglang.srt.runtime_context import get_device, get_parallel, publish
+from sglang.srt.runtime_context.widths import worlds_of
 from sglang.srt.server_args import ServerArgs
 
 #: How long the cluster may take to give us its machines.
@@ -115,7 +117,7 @@ class RayMachines:
         self.cause: str | None = None
         nodes = get_parallel().nnodes
         ranks = get_parallel().tp_size * get_parallel().pp_size
-        replicas = 1 if get_parallel().enable_dp_attention else get_parallel().dp_size
+        replicas = worlds_of(get_parallel())
         self._group = _reserve(ray, nodes, cpus=ranks * replicas // nodes)
         try:
             actor = ray.remote(RayMachine)
@@ -130,7 +132,7 @@ class RayMachines:
             meeting = None
             if nodes > 1:
                 host, port = ray.get(self._actors[0].meeting_place.remote())
-                meeting = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+                meeting = f"tcp://{Meeting(host=host, port=port)}"
             packed = pack_configuration(record)
             places = [{"node_rank": node, "server": server, "meeting": meeting} for node in range(nodes)]
             started = [

@@ -22,6 +22,7 @@ __all__ = [
     "derive_stage_ranks",
     "published_widths",
     "ranks_of_node",
+    "worlds_of",
 ]
 
 #: Leaves that are widths: none may be below one.
@@ -31,6 +32,12 @@ WIDTH_LEAVES = ("tp_size", "pp_size", "dp_size", "ep_size", "moe_dp_size", "attn
 def attention_dp_width(*, enable_dp_attention: bool, dp_size: int) -> int:
     """Attention replicas inside the tensor group; otherwise ``dp_size`` counts separate worlds."""
     return dp_size if enable_dp_attention else 1
+
+
+def worlds_of(layout: Any) -> int:
+    """Worlds of the deployment, of whatever answers for the two leaves, resolved or published."""
+    replicas = attention_dp_width(enable_dp_attention=layout.enable_dp_attention, dp_size=layout.dp_size)
+    return int(layout.dp_size) // replicas
 
 
 def derive_attention_widths(*, tp_size: int, attn_cp_size: int, attn_dp_size: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ import torch.distributed
 
 from sglang.srt.distributed import meeting_place, parallel_state, rendezvous
 from sglang.srt.distributed.errors import CollectiveError
-from sglang.srt.distributed.meeting_place import Meeting, hold_port, interface_towards, parse_meeting
+from sglang.srt.distributed.meeting_place import Meeting, interface_towards, listen_at, parse_meeting
 from sglang.srt.distributed.utils import get_global_tcp_store
 from sglang.srt.environ import envs
 
@@ -47,14 +47,14 @@ def test_the_port_is_held_on_that_address_only_and_a_second_holder_is_told_what_
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = Meeting(host="127.0.0.1", port=probe.getsockname()[1])
-    handle = hold_port(place)
+    handle = listen_at(place)
     try:
         with socket.socket(fileno=os.dup(handle)) as held:
             assert held.getsockname() == ("127.0.0.1", place.port)
         with pytest.raises(
             OSError, match=rf"127\.0\.0\.1:{place.port}: the port is in use.*--dist-init-addr or"
         ):
-            hold_port(place)
+            listen_at(place)
     finally:
         os.close(handle)
 
@@ -63,13 +63,13 @@ def test_an_address_of_another_machine_cannot_be_held() -> None:
     with pytest.raises(
         OSError, match=r"192\.0\.2\.1:29500: that is no address of this machine.*--node-rank 0"
     ):
-        hold_port(Meeting(host="192.0.2.1", port=29500))
+        listen_at(Meeting(host="192.0.2.1", port=29500))
 
 
 def test_a_name_that_nobody_knows_is_the_users_fault() -> None:
     with (
         patch("socket.getaddrinfo", side_effect=socket.gaierror(-2, "Name or service not known")),
-        pytest.raises(ValueError, match="--dist-init-addr nowhere:1: the host name is not known here"),
+        pytest.raises(ValueError, match="--dist-init-addr: the host nowhere is not known here"),
     ):
         interface_towards(Meeting(host="nowhere", port=1))
 

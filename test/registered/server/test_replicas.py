@@ -1,7 +1,8 @@
 """Replicas behind one server: spread, stated by the caller, independent of each other, and shown as they
 stand.
 
-Cases O02 (a stated rank runs there on every route) and O05 (a replica that runs dry holds nobody up).
+Cases O02 (a stated rank runs there on every route), O05 (a replica that runs dry holds nobody up) and O09 (an
+idle replica joins every step).
 """
 
 from sglang.test.ci.ci_register import register_cpu_ci
@@ -165,6 +166,35 @@ def test_requests_of_unequal_length_all_finish_again_and_again(server: RunningSe
         assert {rank for rank, _ in answers} == {0, 1}
     states = server.client.get("/server_info").json()["internal_states"]
     assert [state["num_running_reqs"] + state["num_queue_reqs"] for state in states] == [0, 0]
+
+
+# --- O09: one works, the other idles ------------------------------------------------------------------------
+
+
+def test_replicas_that_take_turns_join_each_others_steps(server: RunningServer) -> None:
+    """One request at a time: to one and the other, then all to one and all to the other."""
+    attention = server.flags == ATTENTION_REPLICAS  # type: ignore[attr-defined]
+    turns = [0, 1] * 50 + [0] * 50 + [1] * 50
+    answers: list[set[tuple[int, ...]]] = [set(), set()]
+
+    def idled() -> list[int]:
+        states = server.client.get("/server_info").json()["internal_states"]
+        return [state["forward_ct_idle"] for state in states]
+
+    def all_turns() -> None:
+        for rank in turns:
+            answer = server.generate(input_ids=[7, 8, 9], routed_dp_rank=rank, sampling_params=GREEDY)
+            assert answer.status_code == 200, answer.text
+            answers[rank].add(tuple(answer.json()["output_ids"]))
+
+    before = idled()
+    assert grown(server, all_turns) == [100, 100]
+    assert len(answers[0]) == 1 and answers[0] == answers[1]
+    # A request is a prompt and three more tokens of one replica, and four forwards of nothing on the other.
+    joined = [now - then for now, then in zip(idled(), before, strict=True)]
+    assert joined == ([400, 400] if attention else [0, 0])
+    assert server.client.get("/health").status_code == 200
+    assert "Traceback" not in server.log()
 
 
 # --- what is shown ------------------------------------------------------------------------------------------

@@ -1,0 +1,123 @@
+"""Two ranks serve models whose files invite a rank to read the wrong part: a vocabulary that does not divide,
+a head with more rows than the tokenizer knows, and one model in two kinds of file.
+"""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=40, suite="server-cpu")
+
+import math
+import pathlib
+from typing import Any
+
+import pytest
+
+from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model, write_tiny_tokenizer
+
+VOCABULARY = 32001
+SPARE_ROWS = 64
+SMALL = ("--max-total-tokens", "1024", "--dtype", "float32")
+GREEDY = {"temperature": 0.0, "max_new_tokens": 32, "ignore_eos": True}
+T2 = ["--tp-size", "2"]
+
+
+def generate(server: RunningServer, **body: Any) -> dict[str, Any]:
+    answer = server.generate(**{"text": "one two three", **body})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def listed(answer: dict[str, Any]) -> list[list[int]]:
+    """The ids named beside each token."""
+    return [[entry[1] for entry in entries] for entries in answer["meta_info"]["output_top_logprobs"]]
+
+
+def cold_and_hot(server: RunningServer) -> list[tuple[str, list[int], list[list[int]]]]:
+    """200 tokens each, greedy and at temperature 2, with the 20 most likely ids beside each of them."""
+    found = []
+    for temperature in (0.0, 2.0):
+        sampling = {**GREEDY, "temperature": temperature, "max_new_tokens": 200, "sampling_seed": 3}
+        answer = generate(
+            server, sampling_params=sampling, return_logprob=True, top_logprobs_num=20,
+            return_text_in_logprobs=True,
+        )  # fmt: skip
+        assert len(answer["output_ids"]) == 200
+        assert [len(ids) for ids in listed(answer)] == [20] * 200
+        found.append((answer["text"], answer["output_ids"], listed(answer)))
+    assert len(set(found[1][1])) > 100, "temperature 2 has to spread"
+    return found
+
+
+# --- a vocabulary that does not divide: one rank has a column of padding -----------------------------------
+
+
+@pytest.mark.parametrize("spare", [0, SPARE_ROWS], ids=["all known", "spare rows"])
+def test_a_vocabulary_that_does_not_divide_is_served_as_by_one_rank(
+    tmp_path: pathlib.Path, spare: int
+) -> None:
+    size = VOCABULARY + spare
+    model = write_tiny_model(tmp_path / "model", vocab_size=size)
+    write_tiny_tokenizer(model, vocab_size=VOCABULARY)
+    with running_server(model, *SMALL) as server:
+        expected = cold_and_hot(server)
+    with running_server(model, *SMALL, *T2) as server:
+        found = cold_and_hot(server)
+        assert found == expected
+        assert all(0 <= token < size for _, ids, tops in found for token in sum(tops, ids))
+        assert_all_ids_and_no_other_share_the_probability(server, size)
+        if spare:
+            assert_a_row_the_tokenizer_does_not_know_has_no_text(server, size - 1)
+
+
+def assert_all_ids_and_no_other_share_the_probability(server: RunningServer, size: int) -> None:
+    """As many entries as there are ids: a padded one in the list would take the place of a real one."""
+    sampling = {**GREEDY, "max_new_tokens": 1}
+    answer = generate(server, sampling_params=sampling, return_logprob=True, top_logprobs_num=size)
+    (ids,) = listed(answer)
+    assert sorted(ids) == list(range(size))
+    (entries,) = answer["meta_info"]["output_top_logprobs"]
+    assert math.fsum(math.exp(entry[0]) for entry in entries) == pytest.approx(1.0, abs=1e-4)
+    more = server.generate(text="a", sampling_params=sampling, return_logprob=True, top_logprobs_num=size + 1)
+    assert more.status_code == 400 and f"<= {size}" in more.text
+
+
+def assert_a_row_the_tokenizer_does_not_know_has_no_text(server: RunningServer, token: int) -> None:
+    """Such a row is a real one of the model: it may be drawn, and must not stop the detokenizer."""
+    sampling = {**GREEDY, "max_new_tokens": 5, "logit_bias": {str(token): 100}}
+    answer = generate(server, sampling_params=sampling, return_logprob=True, return_text_in_logprobs=True)
+    assert answer["output_ids"] == [token] * 5
+    assert answer["text"] == ""
+    assert [entry[2] for entry in answer["meta_info"]["output_token_logprobs"]] == [""] * 5
+    assert generate(server, sampling_params=GREEDY)["text"], "and the server goes on"
+
+
+# --- one model as a folder and as a file --------------------------------------------------------------------
+
+
+def greedy_and_chat(server: RunningServer) -> tuple[list[int], str, int]:
+    """32 greedy tokens after a text, and a chat whose message holds a special token."""
+    ids = generate(server, sampling_params=GREEDY)["output_ids"]
+    message = {"role": "user", "content": "the quick<|im_end|> brown fox"}
+    body = {"messages": [message], "temperature": 0, "max_tokens": 32, "ignore_eos": True}
+    chat = server.client.post("/v1/chat/completions", json=body).json()
+    return ids, chat["choices"][0]["message"]["content"], chat["usage"]["prompt_tokens"]
+
+
+def test_a_folder_and_a_gguf_file_of_one_model_answer_alike_on_one_and_on_two_ranks(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Nine heads and three of keys: where every rank read the first part of a tensor, two ranks would differ
+    from one without any error.
+    """
+    folder = write_tiny_model(tmp_path / "model", num_heads=9, num_kv_heads=3, dtype="float16")
+    file = write_tiny_gguf(folder, tmp_path / "model.gguf", quantization="F16")
+    answers = []
+    for model in (folder, file):
+        for flags in ([], T2):
+            with running_server(model, *SMALL, *flags) as server:
+                assert len(server.rank_pids()) == (2 if flags else 1)
+                answers.append(greedy_and_chat(server))
+    assert len(answers[0][0]) == 32 and len(set(answers[0][0])) > 10
+    assert answers == [answers[0]] * 4

@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=40, suite="server-cpu")
 
 import asyncio
+import concurrent.futures
 import itertools
 import os
 import pathlib
@@ -294,3 +295,19 @@ def test_a_plain_script_needs_no_main_guard_and_no_shutdown(
     assert text == "bcd"
     assert process_is_gone(int(pid))
     assert list(run_dir.iterdir()) == []
+
+
+def test_engines_that_start_at_the_same_time_keep_their_layouts(model: pathlib.Path) -> None:
+    """Settings are published for the whole process: a start must not read those of its neighbour."""
+    layouts: list[dict[str, int]] = [{}, {"dp_size": 2}, {"tp_size": 2, "attn_dp_size": 2}]
+
+    def start(layout: dict[str, int]) -> sgl.Engine:
+        return sgl.Engine(model_path=str(model), _rank_module=FAKE_RANK, **layout)
+
+    with concurrent.futures.ThreadPoolExecutor(len(layouts)) as pool:
+        engines = list(pool.map(start, layouts))
+    for engine, replicas in zip(engines, [[0], [0, 1], [0, 1]], strict=True):
+        with engine:
+            answers = engine.generate(input_ids=[[5]] * len(replicas), sampling_params=GREEDY)
+            assert [answer["meta_info"]["dp_rank"] for answer in answers] == replicas  # type: ignore[index]
+            assert [rank["dp_rank"] for rank in engine.placement()["ranks"]] == replicas

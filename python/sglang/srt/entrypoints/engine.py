@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Answer = dict[str, Any] | list[dict[str, Any]]
 
+#: Held while an engine starts: it publishes its settings for the whole process and reads them until it is
+#: connected, so two starts on two threads must not mix.
+_STARTING = threading.Lock()
+
 
 class Engine:
     """`Engine(model_path=..., **flags)`: every flag of the server that makes sense without HTTP, as a
@@ -55,7 +59,8 @@ class Engine:
                 "same settings on the others, which only run ranks"
             )
         self.server_args: ServerArgs = record
-        self._runtime = _Runtime(record, rank_module)
+        with _STARTING:
+            self._runtime = _Runtime(record, rank_module)
         # Runs at the latest when the interpreter leaves; holds no reference to this object.
         self._finalizer = weakref.finalize(self, self._runtime.stop)
         self.tokenizer_manager: TokenizerManager = self._runtime.manager

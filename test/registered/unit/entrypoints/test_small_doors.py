@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 import sglang
 from sglang import cli
@@ -41,9 +42,17 @@ def test_the_header_states_a_replica_as_an_integer() -> None:
 
     assert dp_rank_of_header({}) is None
     assert (stated("1"), stated("007"), stated("-1")) == (1, 7, -1)
-    for wrong in ("", "one", "1.0", " 1", "\u0661", "9" * 30, "+1"):
+    for wrong in ("", "one", "1.0", " 1", "\u0661", "+1"):
         with pytest.raises(RequestRejected, match="the header X-Data-Parallel-Rank must be an integer"):
             stated(wrong)
+    with pytest.raises(RequestRejected, match="the header X-Data-Parallel-Rank must fit 64 bits"):
+        stated("9" * 30)
+
+
+def test_a_header_that_is_repeated_is_refused_and_not_cut_to_its_first_value() -> None:
+    name = b"x-data-parallel-rank"
+    with pytest.raises(RequestRejected, match="must be an integer, got '0, 1'"):
+        dp_rank_of_header(Headers(raw=[(name, b"0"), (b"accept", b"*/*"), (name, b"1")]))
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ class EngineCore:
             configs,
             on_death=self._rank_died,
             watchdog_timeout=self._watchdog_timeout,
+            hold_limit=parallel.dist_timeout,
             module=rank_module,
         )
 

@@ -51,6 +51,7 @@ class _Node:
                 on_death=self._on_death,
                 on_left=self._over.set,
                 watchdog_timeout=get_device().watchdog_timeout,
+                hold_limit=parallel.dist_timeout,
                 module=rank_module,
             )
         except BaseException:

@@ -249,7 +249,7 @@ class RankChannel:
 
     def recv_all(self) -> list[io_struct.Message]:
         """Everything that has arrived, in order; never waits."""
-        messages = []
+        messages: list[io_struct.Message] = []
         while True:
             try:
                 data = self._in.recv(zmq.NOBLOCK)

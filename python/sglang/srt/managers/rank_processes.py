@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pathlib
 import select
 import signal
 import subprocess
@@ -20,12 +19,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from sglang.srt.constants import DIST_TIMEOUT_S
 from sglang.srt.environ import child_environment
 from sglang.srt.managers.rank_config import RankConfig, read_frame, write_frame
 from sglang.srt.messages import io_struct
 from sglang.srt.platforms import cpu_count
 from sglang.srt.utils.cpu_binding import cores_of_rank
 from sglang.srt.utils.heartbeat import HeartbeatReader
+from sglang.srt.utils.hold_watch import HoldWatch, process_state
 
 logger = logging.getLogger(__name__)
 
@@ -99,12 +100,7 @@ class _Rank:
     @property
     def is_stopped(self) -> bool:
         """A signal (SIGSTOP, a debugger) holds the process: it neither answers nor ends."""
-        try:
-            stat = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text()
-        except OSError:
-            return False
-        # The state follows the name, which stands in brackets and may hold anything.
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return process_state(self.process.pid) in ("T", "t")
 
     @property
     def left_in_order(self) -> bool:
@@ -124,6 +120,9 @@ class RankProcesses:
     """All ranks of one engine on this machine. A thread watches them; `on_death` is called there, once, with
     the first cause.
 
+    A rank that stays stopped for `hold_limit` seconds is dead, whatever it was doing: its peers may wait on
+    another machine, or it has none.
+
     `on_left` is for a machine that follows another one: its ranks are told to leave by their peers, and it is
     called when all have left in order. Without it a rank that leaves by itself counts as dead.
     """
@@ -135,6 +134,7 @@ class RankProcesses:
         on_death: Callable[[str], None],
         on_left: Callable[[], None] | None = None,
         watchdog_timeout: float | None = None,
+        hold_limit: float | None = None,
         module: str = RANK_MODULE,
     ) -> None:
         self._on_death = on_death
@@ -142,6 +142,7 @@ class RankProcesses:
         #: What a rank said of its peers, and until when a better cause is waited for.
         self._suspicion: tuple[str, float] | None = None
         self._watchdog_timeout = watchdog_timeout or float("inf")
+        self._holds = HoldWatch(DIST_TIMEOUT_S if hold_limit is None else hold_limit)
         self._changed = threading.Condition()
         self._stopping = False
         self._stopped = False
@@ -241,6 +242,7 @@ class RankProcesses:
                 poller.register(fd, select.POLLIN)
         while True:
             events = [fd for fd, _ in poller.poll(self._poll_ms())]
+            self._holds.turn()
             if self._wake_read in events:
                 return
             # A rank's last words come before its exit, whatever order the kernel lists them in.
@@ -262,6 +264,7 @@ class RankProcesses:
                 self._secondary = cause == complaint and self._cause is None
                 self._report(cause)
             elif not events:
+                self._look_for_held_ranks()
                 self._look_for_stuck_ranks()
 
     def _poll_ms(self) -> int:
@@ -313,13 +316,23 @@ class RankProcesses:
                 self._report(rank.cause)
         return True
 
+    def _look_for_held_ranks(self) -> None:
+        held = self._holds.held(self.pids)
+        for rank in self._ranks:
+            held_s = held.get(rank.process.pid, 0.0)
+            if held_s >= self._holds.limit_s:
+                self._report(
+                    f"{rank.name} is stopped by a signal (SIGSTOP) and has not gone on for {held_s:.0f} s "
+                    "(--dist-timeout)"
+                )
+
     def _look_for_stuck_ranks(self) -> None:
         """One stuck rank holds all its peers up, so all are looked at; the oldest pulse is named."""
         if self._stopping or self._cause:
             return
         stuck = []
         for rank, heartbeat in zip(self._ranks, self._heartbeats):
-            age = heartbeat.age()
+            age = min(heartbeat.age(), self._holds.awake_s)
             # Between forwards a loop turns once a second, but a busy machine may hold it up longer than that.
             allowed = self._watchdog_timeout
             if not heartbeat.in_forward:

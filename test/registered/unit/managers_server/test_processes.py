@@ -28,6 +28,7 @@ from sglang.srt.managers.rank_processes import RankDied, RankProcesses, rank_env
 from sglang.srt.messages import io_struct
 from sglang.srt.utils.cpu_binding import cores_of_rank, parse_core_lists
 from sglang.srt.utils.heartbeat import Heartbeat, HeartbeatReader
+from sglang.srt.utils.hold_watch import HoldWatch
 from sglang.srt.utils.log_format import LineFormatter, rank_suffix
 
 
@@ -198,12 +199,15 @@ def test_a_start_that_fails_says_why(folder: SocketFolder, rank_module: Any, bod
 
 
 #: Rank 0 complains of its peer at once; what rank 1 does about it comes later.
-COMPLAINT = READY + """
+COMPLAINT = (
+    READY
+    + """
 if config.world_rank == 0:
     life.tell_failure(0, ConnectionError('peer lost'), secondary=True)
     sys.exit(1)
 time.sleep(0.5)
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,41 @@ def test_a_rank_that_keeps_silent_is_named_when_its_peers_give_up(
         wait_for(lambda: deaths)
         assert deaths[0].startswith(f"rank 1 (pid {ranks.pids[1]}) {words}; rank 0 (pid {ranks.pids[0]})")
         assert "ConnectionError: peer lost" in deaths[0]
+
+
+@pytest.mark.parametrize("head", ["", READY], ids=["starting", "ready"])
+def test_a_rank_that_stays_stopped_is_dead_though_no_peer_complains(
+    folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    """It may have no peer on this machine: requests would wait for as long as the watchdog allows."""
+    monkeypatch.setattr(rank_processes, "DIST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(rank_processes, "_EOF_GRACE_S", 0.2)
+    with started(folder, rank_module(head + "os.kill(os.getpid(), 19)")) as (ranks, deaths):
+        wait_for(lambda: deaths)
+        (pid,) = ranks.pids
+        assert deaths[0].startswith(
+            f"rank 0 (pid {pid}) is stopped by a signal (SIGSTOP) and has not gone on"
+        )
+        assert "--dist-timeout" in deaths[0]
+
+
+def test_time_in_which_the_watcher_could_not_run_counts_against_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter([100.0, 101.0, 102.0, 402.0, 403.0, 403.5])
+    monkeypatch.setattr("sglang.srt.utils.hold_watch.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("sglang.srt.utils.hold_watch.process_state", {1: "T", 2: "t", 3: "S"}.get)
+    watch = HoldWatch(60.0)
+    seen = []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            watch.turn()
+            seen.append(watch.held([1, 2, 3]))
+    assert seen == [{1: 0.0}, {1: 1.0}, {1: 3.0}, {1: 4.0}]
+    assert watch.awake_s == 1.5
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        "this process could not run for 300 s"
+    ]
 
 
 def test_a_complaint_that_nobody_explains_is_told(

@@ -63,7 +63,6 @@ _TP_STATE_PATCHED = False
 _PP_STATE_PATCHED = False
 
 #: Addresses that mean "all ranks are on this host".
-_LOCAL_HOSTS = ("127.", "localhost", "[::1]", "::1")
 
 
 # -- the world ---------------------------------------------------------------------------------------------
@@ -75,14 +74,13 @@ def init_distributed_environment(
     rank: int = 0,
     local_rank: int = 0,
     backend: str = "gloo",
-    address: str | None = None,
     store: torch.distributed.Store | None = None,
     timeout_s: float | None = None,
 ) -> None:
     """Join (or, as the only rank, make) the world and build its group.
 
-    Ranks meet at ``address`` ("host:port") or in ``store``. One rank alone needs neither: no port, no name
-    look-up. ``timeout_s`` limits the meeting and every collective of every group.
+    Ranks meet in ``store``; one rank alone needs none: no port, no name look-up. ``timeout_s`` limits the
+    meeting and every collective of every group.
     """
     global _WORLD
     if torch.distributed.is_initialized():
@@ -91,19 +89,19 @@ def init_distributed_environment(
         )
     if not 0 <= rank < world_size:
         raise ValueError(f"0 <= rank < world_size does not hold: rank {rank}, world_size {world_size}")
-    if store is None and world_size == 1:
+    if store is None:
+        if world_size > 1:
+            raise ValueError(f"{world_size} ranks need a place to meet: pass store=...")
         store = torch.distributed.HashStore()
-    if store is None and address is None:
-        raise ValueError(f"{world_size} ranks need a place to meet: pass address='host:port' or store=...")
-    if not envs.GLOO_SOCKET_IFNAME.is_set() and (address is None or address.startswith(_LOCAL_HOSTS)):
-        # Without this gloo looks its own host name up, which is slow or fails where that name does not
-        # resolve.
+    if not envs.GLOO_SOCKET_IFNAME.is_set():
+        # Ranks of several machines have chosen theirs (`rendezvous`). Without one gloo looks its own host
+        # name up, which is slow or fails where that name does not resolve.
         envs.GLOO_SOCKET_IFNAME.set("lo")
-    meeting: dict[str, Any] = {"store": store} if store is not None else {"init_method": f"tcp://{address}"}
     limit = DIST_TIMEOUT_S if timeout_s is None else timeout_s
-    meeting["timeout"] = timedelta(seconds=limit)
     try:
-        torch.distributed.init_process_group(backend, rank=rank, world_size=world_size, **meeting)
+        torch.distributed.init_process_group(
+            backend, rank=rank, world_size=world_size, store=store, timeout=timedelta(seconds=limit)
+        )
     except RuntimeError as error:
         raise CollectiveError(
             "joining the world",

@@ -49,8 +49,8 @@ def join_world(
     """
     limit = DIST_TIMEOUT_S if timeout_s is None else timeout_s
     meeting = parse_meeting(rendezvous)
-    if not envs.GLOO_SOCKET_IFNAME.is_set():
-        envs.GLOO_SOCKET_IFNAME.set("lo" if world_size == 1 else interface_towards(meeting))
+    if world_size > 1 and not envs.GLOO_SOCKET_IFNAME.is_set():
+        envs.GLOO_SOCKET_IFNAME.set(interface_towards(meeting))
     patience = limit if meeting_timeout_s is None else meeting_timeout_s
     store = _open(meeting, world_rank, world_size, patience)
     _Roll(store, meeting, world_rank, world_size, patience).compare(configuration)

@@ -17,7 +17,12 @@ from sglang.srt.distributed.meeting_place import Meeting, address_towards, brack
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.runtime_context.widths import ranks_of_node, worlds_of
+from sglang.srt.runtime_context.widths import (
+    derive_attention_ranks,
+    derive_stage_ranks,
+    ranks_of_node,
+    worlds_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +57,7 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
     for replica in range(replicas):
         for world_rank in here:
             local_rank = len(configs)
-            leads = world_rank % parallel.tp_size % parallel.attn_tp_size == 0
+            leads = _leads(world_rank)
             # Another machine cannot see our folder: its leaders take any port and tell the others which.
             listen = f"tcp://{machine.host}:*" if machine.host else folder.rank_address(local_rank)
             tells_server = leads and machine.node_rank == 0
@@ -73,6 +78,16 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
                 )
             )
     return configs
+
+
+def _leads(world_rank: int) -> bool:
+    """Whether a rank will be the first of its attention-TP group."""
+    parallel = get_parallel()
+    _, tp_rank = derive_stage_ranks(world_rank=world_rank, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
+    seat = derive_attention_ranks(
+        tp_rank=tp_rank, attn_tp_size=parallel.attn_tp_size, attn_cp_size=parallel.attn_cp_size
+    )
+    return seat.attn_tp_rank == 0
 
 
 def place_to_meet(folder: SocketFolder, replica: int) -> str:

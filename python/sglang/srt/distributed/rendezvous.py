@@ -8,9 +8,10 @@ secrets and without facts of one machine. Nobody builds a process group before a
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -25,9 +26,15 @@ from sglang.srt.environ import envs
 
 __all__ = ["join_world"]
 
+logger = logging.getLogger(__name__)
+
 #: How long the rank that holds the store waits before it leaves with an error, so that the others can read
 #: why.
 _FAREWELL_S = 5.0
+#: Where a rank that came twice is written down.
+_TWINS = "meeting/twins"
+#: How often a rank says for whom it waits.
+_SAY_EVERY_S = 20.0
 
 
 def join_world(
@@ -89,6 +96,7 @@ def _open(meeting: Meeting, rank: int, world_size: int, limit: float) -> torch.d
 
 def _await_listener(meeting: Meeting, rank: int, limit: float) -> None:
     deadline = time.monotonic() + limit
+    patience = _Patience(meeting, rank, limit)
     while True:
         try:
             left = max(deadline - time.monotonic(), 0.1)
@@ -101,7 +109,30 @@ def _await_listener(meeting: Meeting, rank: int, limit: float) -> None:
                     f"{rank}). Start machine 0 with the same --dist-init-addr and see whether the port is "
                     "open between the machines; raise --dist-timeout if it only starts slowly"
                 ) from None
+        patience.say([0])
         time.sleep(0.1)
+
+
+class _Patience:
+    """Says now and then for whom a rank waits, so that a log that stands still has a reason in it."""
+
+    def __init__(self, meeting: Meeting, rank: int, limit: float) -> None:
+        self._where = f"world rank {rank} waits at {meeting}"
+        self._limit = limit
+        self._began = self._said = time.monotonic()
+
+    def say(self, missing: Sequence[int]) -> None:
+        now = time.monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            return
+        self._said = now
+        logger.info(
+            "%s for world ranks %s: %.0f s so far, at most %g s",
+            self._where,
+            list(missing),
+            now - self._began,
+            self._limit,
+        )
 
 
 class _Roll:
@@ -121,10 +152,9 @@ class _Roll:
         """Return when every rank said the same as rank 0."""
         mine = json.loads(json.dumps({"world_size": self._world_size} | configuration, sort_keys=True))
         if self._store.add(self._key("arrivals", self._rank), 1) > 1:
-            raise ValueError(
-                f"world rank {self._rank} came to {self._meeting} twice: two machines have the same "
-                "--node-rank, or one was started again; start all of them again, each with its own"
-            )
+            # Told to all: they would wait for the rank that the second one should have been.
+            self._store.set(_TWINS, str(self._rank))
+            self._refuse_twins()
         if self._rank == 0:
             self._store.set(self._key("configuration", 0), json.dumps(mine))
             self._say("")
@@ -138,6 +168,14 @@ class _Roll:
             return
         self._see_off(verdicts)
         raise ValueError("\n".join([*verdicts.values(), "Start every machine with the same flags."]))
+
+    def _refuse_twins(self) -> None:
+        if not self._came(_TWINS):
+            return
+        raise ValueError(
+            f"world rank {self._store.get(_TWINS).decode()} came to {self._meeting} twice: two machines have "
+            "the same --node-rank, or one was started again; start all of them again, each with its own"
+        )
 
     def _say(self, verdict: str) -> None:
         self._store.set(self._key("verdict", self._rank), verdict)
@@ -163,7 +201,8 @@ class _Roll:
     def _await(self, kind: str, ranks: Iterable[int]) -> None:
         """Until the ranks left their mark; the error names those that did not."""
         missing, pause = list(ranks), 0.005
-        while missing := [rank for rank in missing if not self._came(kind, rank)]:
+        patience = _Patience(self._meeting, self._rank, self._limit)
+        while missing := [rank for rank in missing if not self._came(self._key(kind, rank))]:
             if time.monotonic() >= self._deadline:
                 self._store.set(self._key("left", self._rank), "")
                 raise RuntimeError(
@@ -171,12 +210,14 @@ class _Roll:
                     f"{self._limit:g} s (this is world rank {self._rank}). Their own logs say why they did "
                     "not start; raise --dist-timeout if they only start slowly"
                 )
+            self._refuse_twins()
+            patience.say(missing)
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
 
-    def _came(self, kind: str, rank: int) -> bool:
+    def _came(self, key: str) -> bool:
         try:
-            return self._store.check([self._key(kind, rank)])
+            return self._store.check([key])
         except torch.distributed.DistNetworkError as error:
             raise RuntimeError(
                 f"world rank 0, which holds {self._meeting}, left before world rank {self._rank} could join; "

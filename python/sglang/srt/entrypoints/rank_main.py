@@ -81,8 +81,9 @@ def join(config: RankConfig, record: ServerArgs) -> tuple[RankChannel | None, li
         world_size=config.world_size,
         local_rank=config.local_rank,
         timeout_s=parallel.dist_timeout,
-        # On one machine the parent sees who is missing; a slow start must not look like a lost rank there.
-        meeting_timeout_s=LOAD_TIMEOUT_S if parallel.nnodes == 1 else None,
+        # On one machine the parent sees who is missing, and a slow start must not look like a lost rank;
+        # several are started by hand, one after the other.
+        meeting_timeout_s=LOAD_TIMEOUT_S if parallel.nnodes == 1 or parallel.dist_timeout is None else None,
         configuration=common_values(record),
     )
     initialize_model_parallel()

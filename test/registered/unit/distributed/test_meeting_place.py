@@ -4,9 +4,12 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="unit-cpu")
 
+import logging
 import os
 import socket
+import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -132,6 +135,34 @@ def test_what_the_operator_set_for_gloo_stays(tmp_path: Path) -> None:
                 configuration={},
             )
         asked.assert_not_called()
+
+
+def test_a_rank_that_comes_twice_ends_the_wait_of_all(tmp_path: Path) -> None:
+    """The others wait for the rank that the second one should have been, and nobody else tells them."""
+    store = torch.distributed.HashStore()
+
+    def roll(rank: int) -> rendezvous._Roll:
+        return rendezvous._Roll(store, Meeting(path="place"), rank, 3, 30.0)
+
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(roll(rank).compare, {}) for rank in (0, 1)]
+        while not store.check(["meeting/arrivals/1"]):
+            time.sleep(0.01)
+        for refused in (*waiting, pool.submit(roll(1).compare, {})):
+            with pytest.raises(ValueError, match="world rank 1 came to file:place twice: two machines have"):
+                refused.result(20.0)
+
+
+def test_a_rank_says_for_whom_it_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous, "_SAY_EVERY_S", 0.05)
+    roll = rendezvous._Roll(torch.distributed.HashStore(), Meeting(path="place"), 0, 3, 0.3)
+    with caplog.at_level(logging.INFO), pytest.raises(RuntimeError, match=r"world ranks \[1, 2\] of 3 did"):
+        roll.compare({})
+    words = "world rank 0 waits at file:place for world ranks [1, 2]: 0 s so far, at most 0.3 s"
+    assert words in caplog.messages
+    assert 1 <= len(caplog.messages) < 10
 
 
 @pytest.mark.parametrize(

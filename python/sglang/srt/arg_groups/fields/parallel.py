@@ -171,7 +171,8 @@ class Parallel(Namespace, ns=NS("parallel")):
         int | None,
         Arg(
             help="Seconds until a rank that does not answer its peers is an error: open requests fail and "
-            "the server ends with the cause. 60 when not given. Loading has a limit of its own.",
+            "the server ends with the cause. 60 when not given. Loading has a limit of its own. Several "
+            "machines wait so long for each other at the start; half an hour when not given.",
             served=True,
             at_least=1,
         ),

@@ -93,6 +93,7 @@ class LogitsProcessor:
         rows = _last_rows(batch, drawing)
         asked = _add_prompt_rows(batch, rows)
         prompts = asked if draws_here() else []
+        failures = _failures_of_parts(hidden, batch)
         if rows != list(range(batch.num_tokens)):
             hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
         drawn = hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
@@ -101,7 +102,7 @@ class LogitsProcessor:
             drawn = _add_drawn(drawn, logits, piece, len(drawing))
             for prompt in prompts:
                 prompt.take(logits, piece)
-        return _output(batch, drawn, drawing, prompts)
+        return _output(batch, drawn, drawing, prompts, failures)
 
     def _pieces(self, batch: ForwardBatch, num_drawing: int) -> Iterator[Piece]:
         """The calls of the head. One replica: the drawing rows together (their logits are the result), then
@@ -170,9 +171,12 @@ def _add_prompt_rows(batch: ForwardBatch, rows: list[int]) -> list[_PromptRows]:
 
 
 def _output(
-    batch: ForwardBatch, drawn: torch.Tensor, drawing: list[int], prompts: list[_PromptRows]
+    batch: ForwardBatch,
+    drawn: torch.Tensor,
+    drawing: list[int],
+    prompts: list[_PromptRows],
+    failures: list[str | None],
 ) -> LogitsProcessorOutput:
-    failures: list[str | None] = [None] * batch.batch_size
     input_logprobs: list[list[TokenLogprob] | None] = [None] * batch.batch_size
     for prompt in prompts:
         if prompt.failed:
@@ -184,11 +188,27 @@ def _output(
     )
 
 
-def _last_rows(batch: ForwardBatch, drawing: list[int]) -> list[int]:
-    """The last row of each drawing request."""
+def _failures_of_parts(hidden: torch.Tensor, batch: ForwardBatch) -> list[str | None]:
+    """One entry a request: a sentence where nothing is drawn after this part and its last row, which has
+    attended to all before it, is not finite.
+
+    Its logits would not show it, and what it left in the cache must not be kept: masked values that are not
+    finite spread to the rows before them, which other requests may share.
+    """
+    failures: list[str | None] = [None] * batch.batch_size
+    silent = [b for b, row in enumerate(batch.sampling_rows) if row is None]
+    if silent:
+        last = hidden[torch.tensor(_last_rows(batch, silent), dtype=torch.int64, device=hidden.device)]
+        for b, finite in zip(silent, torch.isfinite(last).all(dim=-1).tolist(), strict=True):
+            failures[b] = None if finite else NOT_FINITE
+    return failures
+
+
+def _last_rows(batch: ForwardBatch, requests: list[int]) -> list[int]:
+    """The last row of each of these requests."""
     ends: list[int] = []
     end = 0
     for count in batch.extend_lens:
         end += count
         ends.append(end - 1)
-    return [ends[b] for b in drawing]
+    return [ends[b] for b in requests]

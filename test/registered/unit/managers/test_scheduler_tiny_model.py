@@ -107,3 +107,24 @@ def test_the_first_prompt_entry_is_none_and_the_chosen_token_is_among_the_best(m
     assert answer.input_logprobs[0].logprob is None
     for entry in answer.output_logprobs:  # greedy: the token drawn is the best one
         assert entry.top is not None and entry.top[0] == (entry.logprob, entry.token_id)
+
+
+@pytest.mark.parametrize(("chunk", "new_tokens"), [(16, 4), (-1, 0)], ids=["cut prompt", "prompt alone"])
+def test_a_prompt_that_is_not_finite_leaves_nothing_of_it_to_others(
+    make: Make, chunk: int, new_tokens: int
+) -> None:
+    """Nothing is drawn from such a part, so nobody sees its logits; and through the sum over masked tokens
+    its NaN reach the rows before the bad token, which a neighbour shares.
+    """
+    scheduler = make(chunked_prefill_size=chunk)
+    healthy = make_request("healthy", [*BASE[:25], 7, 8], 4, ignore_eos=True)
+    expected = run(scheduler, healthy)["healthy"].ids
+    scheduler.kv.flush()
+    bad_token = 450
+    assert isinstance(scheduler.worker, TpModelWorker)
+    with torch.inference_mode():
+        scheduler.worker.model_runner.model.model.embed_tokens.weight[bad_token] = float("nan")
+    failed = run(scheduler, make_request("bad", [*BASE[:25], bad_token, *BASE[26:]], new_tokens))["bad"]
+    assert failed.finish_reason is not None and failed.finish_reason.status_code == 500
+    again = run(scheduler, make_request("again", [*BASE[:25], 7, 8], 4, ignore_eos=True))["again"]
+    assert again.ids == expected

@@ -6,6 +6,7 @@ register_cpu_ci(est_time=3, suite="unit-cpu")
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -132,6 +133,10 @@ def test_the_feed_forward_asks_the_scope_that_runs_and_not_the_deployment() -> N
         with get_parallel().override(tp_size=1, attn_dp_size=1, moe_tp_size=1, tp_rank=0):
             assert communicator.gather_mlp_rows(rows) is rows
             assert communicator.reduce_mlp_rows(rows) is rows
+        group = Mock(world_size=2, rank_in_group=0, ranks=[0, 1])
+        with get_parallel().override(attn_tp_size=2, attn_dp_size=1, tp_group=group):
+            assert communicator.gather_mlp_rows(rows) is rows
+            assert communicator.reduce_mlp_rows(rows) is group.all_reduce.return_value
 
 
 def test_a_collective_over_one_rank_is_the_tensor_itself_and_asks_no_group() -> None:

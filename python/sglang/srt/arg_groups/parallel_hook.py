@@ -124,9 +124,17 @@ def attention_dp_of(view: ResolvingView) -> int:
 
 def split_address(address: str) -> tuple[str, int]:
     """`"host:port"` or `"[v6]:port"` -> its parts."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) <= _LAST_PORT:
+    written, colon, port = address.rpartition(":")
+    host = written.removeprefix("[").removesuffix("]")
+    # Without brackets nobody can tell the port from the last part of an IPv6 address.
+    bare = ":" in host and written != f"[{host}]"
+    if (
+        bare
+        or not colon
+        or not host
+        or not (port.isascii() and port.isdecimal())
+        or not 0 < int(port) <= _LAST_PORT
+    ):
         raise ValueError(
             f"--dist-init-addr {address!r} is not HOST:PORT with a port from 1 to {_LAST_PORT} "
             "(an IPv6 address stands in brackets)"

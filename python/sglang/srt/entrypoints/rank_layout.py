@@ -13,9 +13,11 @@ from typing import Any
 
 from sglang.srt.arg_groups.parallel_hook import split_address
 from sglang.srt.arg_groups.transport import pack_configuration
+from sglang.srt.constants import RANK_MIN_BYTES
 from sglang.srt.distributed.meeting_place import Meeting, address_towards, bracketed, listen_at, look_up
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
+from sglang.srt.platforms.cpu import available_memory_bytes
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.runtime_context.widths import (
     derive_attention_ranks,
@@ -52,6 +54,7 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
     world_size = parallel.tp_size * parallel.pp_size
     replicas = worlds_of(parallel)
     here = ranks_of_node(world_size, parallel.nnodes, machine.node_rank)
+    _refuse_more_than_fit(replicas * len(here))
     packed = pack_configuration(record)
     configs: list[RankConfig] = []
     for replica in range(replicas):
@@ -88,6 +91,17 @@ def _leads(world_rank: int) -> bool:
         tp_rank=tp_rank, attn_tp_size=parallel.attn_tp_size, attn_cp_size=parallel.attn_cp_size
     )
     return seat.attn_tp_rank == 0
+
+
+def _refuse_more_than_fit(count: int) -> None:
+    """A slip like --dp-size 1000 must not take the machine down with processes."""
+    available = available_memory_bytes()
+    if count > 1 and count * RANK_MIN_BYTES > available:
+        raise ValueError(
+            f"the layout asks for {count} ranks on this machine, and each takes at least "
+            f"{RANK_MIN_BYTES >> 20} MiB before it has read a weight: {available >> 20} MiB are available; "
+            "lower --dp-size or --tp-size, or spread the ranks with --nnodes"
+        )
 
 
 def place_to_meet(folder: SocketFolder, replica: int) -> str:

@@ -16,6 +16,7 @@ from sglang.srt.arg_groups.parallel_hook import split_address
 from sglang.srt.arg_groups.pipeline import resolve
 from sglang.srt.arg_groups.public_values import common_values
 from sglang.srt.distributed.meeting_place import address_towards
+from sglang.srt.entrypoints import rank_layout
 from sglang.srt.entrypoints.engine_core import smallest_limits
 from sglang.srt.entrypoints.rank_layout import (
     Machine,
@@ -80,6 +81,8 @@ def configs(folder: SocketFolder, **settings: Any) -> list[RankConfig]:
         (TWO_NODES | {"dist_init_addr": "0.0.0.0:5000"}, "no address that other machines can reach"),
         ({"dist_init_addr": "localhost"}, "'localhost' is not HOST:PORT"),
         ({"dist_init_addr": "localhost:70000"}, "is not HOST:PORT with a port from 1 to 65535"),
+        ({"dist_init_addr": "::1:5000"}, r"an IPv6 address stands in brackets"),
+        ({"dist_timeout": 10**11}, "--dist-timeout must be at least 1 and at most 86400"),
         ({"dist_init_addr": "localhost:5000", "nccl_port": 5001}, "both say where ranks meet; keep one"),
         (
             {"dp_size": 3, "nccl_port": 65534},
@@ -93,6 +96,22 @@ def test_a_layout_that_does_not_fit_is_refused_before_the_model_is_opened(
     record = ServerArgs.from_kwargs(model_path="/no/such/folder", **settings)
     with pytest.raises(ValueError, match=words):
         resolve(record)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"dp_size": 100_000}, {"tp_size": 64}, {"tp_size": 64, "attn_dp_size": 8}]
+)
+def test_more_ranks_than_memory_holds_are_refused_before_one_is_started(
+    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """A slip of the finger would take the machine down with processes."""
+    monkeypatch.setattr(rank_layout, "available_memory_bytes", lambda: 4 << 30)
+    count = settings.get("dp_size", 64)
+    with pytest.raises(ValueError, match=rf"asks for {count} ranks on this machine.* 4096 MiB are available"):
+        configs(folder, **settings)
+    assert len(configs(folder, tp_size=8)) == 8
+    two_nodes = TWO_NODES | {"tp_size": 64}
+    assert len(configs(folder, **two_nodes)) == 32, "only those of this machine count"
 
 
 def test_the_older_spelling_is_the_same_layout_and_says_so(folder: SocketFolder) -> None:

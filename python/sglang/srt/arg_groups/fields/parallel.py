@@ -175,6 +175,7 @@ class Parallel(Namespace, ns=NS("parallel")):
             "machines wait so long for each other at the start; half an hour when not given.",
             served=True,
             at_least=1,
+            at_most=86_400,
         ),
     ] = None
 

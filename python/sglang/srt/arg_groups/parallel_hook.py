@@ -30,12 +30,13 @@ def resolve_parallel(view: ResolvingView) -> None:
     _check_machines(view)
 
 
-def _divides(rule: str, width: int, factor: int, numbers: str) -> None:
+def _divides(rule: str, width: int, factor: int, numbers: str, *, name: str = "--tp-size") -> None:
     if width % factor == 0:
         return
+    found = f"leaves {width % factor} of {width} ranks over"
     if factor > width:
-        raise ValueError(f"{rule} must hold: {numbers} asks for {factor} parts of {width} ranks")
-    raise ValueError(f"{rule} must hold: {numbers} leaves {width % factor} of {width} ranks over")
+        found = f"asks for {factor} parts of {width} rank{'s' if width > 1 else ''}"
+    raise ValueError(f"{rule} must hold: {numbers} {found}; make {name} a multiple of {factor}")
 
 
 def _check_widths(view: ResolvingView) -> None:
@@ -60,7 +61,13 @@ def _check_widths(view: ResolvingView) -> None:
         f"--tp-size {tp}, --ep-size {ep}, --moe-dp-size {moe_dp}",
     )
     attn_tp = tp // (attn_dp * cp)
-    _divides("attn_tp_size % dcp_size == 0", attn_tp, dcp, f"attention-TP width {attn_tp}, --dcp-size {dcp}")
+    _divides(
+        "attn_tp_size % dcp_size == 0",
+        attn_tp,
+        dcp,
+        f"attention-TP width {attn_tp}, --dcp-size {dcp}",
+        name="that width",
+    )
 
 
 def _check_machines(view: ResolvingView) -> None:
@@ -81,6 +88,7 @@ def _check_machines(view: ResolvingView) -> None:
         ranks,
         nodes,
         f"--tp-size {view.tp_size}, --pp-size {view.pp_size}, --nnodes {nodes}",
+        name="tp_size * pp_size",
     )
 
 

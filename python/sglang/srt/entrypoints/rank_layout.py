@@ -171,7 +171,9 @@ def layout_line(num_here: int) -> str:
     if replicas > 1:
         parts.append(f"dp_size={replicas}")
     ranks = replicas * world_size
-    where = "" if parallel.nnodes == 1 else f", {num_here} of them on this machine of {parallel.nnodes}"
+    where = ""
+    if parallel.nnodes > 1:
+        where = f", {num_here} of them on machine {parallel.node_rank} of {parallel.nnodes}"
     if parallel.use_ray:
         where = f", placed by Ray on {parallel.nnodes} machine{'s' if parallel.nnodes > 1 else ''}"
     return f"{' '.join(parts)}: {ranks} rank{'s' if ranks > 1 else ''}{where}"

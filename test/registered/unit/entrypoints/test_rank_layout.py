@@ -65,16 +65,20 @@ def configs(folder: SocketFolder, **settings: Any) -> list[RankConfig]:
             {"tp_size": 2, "attn_dp_size": 4},
             r"tp_size % \(attn_dp_size .*--tp-size 2, --attn-dp-size 4.* asks for 4 parts of 2 ranks",
         ),
-        ({"tp_size": 4, "attn_dp_size": 3}, "leaves 1 of 4 ranks over"),
+        ({"tp_size": 4, "attn_dp_size": 3}, "leaves 1 of 4 ranks over; make --tp-size a multiple of 3$"),
+        ({"attn_dp_size": 2}, "asks for 2 parts of 1 rank; make --tp-size a multiple of 2$"),
         ({"dp_size": 0}, "--dp-size must be at least 1, got 0"),
         ({"dp_size": -2}, "--dp-size must be at least 1, got -2"),
         ({"nnodes": 0}, "--nnodes must be at least 1, got 0"),
         ({"node_rank": -1}, "--node-rank must be at least 0, got -1"),
         (
             TWO_NODES | {"tp_size": 3},
-            r"\(tp_size \* pp_size\) % nnodes == 0 .*--tp-size 3.*--nnodes 2 leaves 1 of 3",
+            r"\(tp_size \* pp_size\) % nnodes == 0 .*--tp-size 3.*--nnodes 2 leaves 1 of 3 ranks",
         ),
-        (TWO_NODES | {"nnodes": 8}, "--nnodes 8 asks for 8 parts of 4 ranks"),
+        (
+            TWO_NODES | {"nnodes": 8},
+            r"--nnodes 8 asks for 8 parts of 4 ranks; make tp_size \* pp_size a multiple of 8$",
+        ),
         (TWO_NODES | {"node_rank": 2}, "0 <= node_rank < nnodes must hold: --node-rank 2, --nnodes 2"),
         (TWO_NODES | {"dp_size": 2}, "--dp-size 2, --nnodes 2; .* one server per machine behind a router"),
         ({"tp_size": 4, "nnodes": 2}, "--nnodes 2 needs --dist-init-addr HOST:PORT"),
@@ -174,6 +178,7 @@ def test_a_machine_starts_its_block_of_ranks(folder: SocketFolder) -> None:
     assert [rank.world_rank for rank in first] == [0, 1]
     assert [rank.server for rank in first] == ["tcp://127.0.0.1:6000", None]
     second = configs(folder, **TWO_NODES, attn_dp_size=2, node_rank=1)
+    assert layout_line(2).endswith(": 4 ranks, 2 of them on machine 1 of 2")
     assert [(rank.world_rank, rank.local_rank, rank.ranks_on_host) for rank in second] == [
         (2, 0, 2),
         (3, 1, 2),

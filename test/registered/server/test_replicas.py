@@ -7,7 +7,7 @@ idle replica joins every step).
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=60, suite="server-cpu")
+register_cpu_ci(est_time=65, suite="server-cpu")
 
 import concurrent.futures
 import pathlib

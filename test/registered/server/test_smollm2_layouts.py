@@ -2,7 +2,7 @@
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=75, suite="server-cpu")
+register_cpu_ci(est_time=60, suite="server-cpu")
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

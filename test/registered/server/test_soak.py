@@ -17,7 +17,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.server_fixture import RunningServer, running_server, wait_until
 from sglang.test.tiny_models import write_tiny_model
 
-register_cpu_ci(est_time=60, suite="server-cpu")
+register_cpu_ci(est_time=45, suite="server-cpu")
 
 NUM_REQUESTS = 500
 #: Several ranks pay for every token with collectives; the same ways to end come about often enough.

@@ -209,8 +209,9 @@ class RankProcesses:
         os.write(self._wake_write, b"x")
         if threading.current_thread() is not self._watcher:
             self._watcher.join()
-        for rank in self._ranks:
+        for rank, heartbeat in zip(self._ranks, self._heartbeats):
             rank.close()
+            heartbeat.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 

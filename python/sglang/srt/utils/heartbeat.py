@@ -48,8 +48,13 @@ class HeartbeatReader:
     """The reading side; it may be opened before the writer has written (age is then infinite)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._map = _open(path, create=True)
-        self._cells = memoryview(self._map).cast("d")
+        self._cells = memoryview(_open(path, create=True)).cast("d")
+
+    def close(self) -> None:
+        """Let the file go; the age is infinite from now on. Another thread may be reading: it ends with the
+        old cells, and the mapping goes with the last who holds them.
+        """
+        self._cells = memoryview(bytes(_SIZE)).cast("d")
 
     def age(self) -> float:
         """Seconds since the loop last turned, or since the running forward began."""

@@ -311,6 +311,26 @@ def test_a_rank_that_leaves_before_it_is_ready_is_dead_on_any_machine(
         assert "scheduler died during initialization (exit code: 0)" in deaths[0]
 
 
+def test_the_end_gives_every_descriptor_back(folder: SocketFolder, rank_module: Any) -> None:
+    """A process may start and end engines all day."""
+
+    def held() -> list[str]:
+        names = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the one that lists them is gone again
+                names.append(os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)"))
+        return sorted(names)
+
+    module, before = rank_module(READY + "time.sleep(60)"), held()
+    with started(folder, module, count=2) as (ranks, _):
+        ranks.wait_ready()
+        assert len(held()) > len(before) and all(beat.age() == float("inf") for _, beat in ranks.heartbeats)
+    assert held() == before
+    assert all(beat.age() == float("inf") for _, beat in ranks.heartbeats), (
+        "an asker is answered all the same"
+    )
+
+
 def test_a_rank_that_ignores_everything_is_killed(
     folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

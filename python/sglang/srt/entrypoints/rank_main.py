@@ -114,8 +114,8 @@ def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Sc
     from sglang.srt.model_executor.tp_worker import TpModelWorker
 
     model_config = published_model_config()
-    worker = TpModelWorker(model_config)
     tokenizer = published_tokenizer(model_config)
+    worker = TpModelWorker(model_config, num_ids=None if tokenizer is None else tokenizer.num_ids)
     scheduler = Scheduler(worker, tokenizer=tokenizer, channel=channel, heartbeat=Heartbeat(config.heartbeat))
     return scheduler, {
         "max_total_num_tokens": worker.max_total_num_tokens,

@@ -47,7 +47,8 @@ class ParallelLMHead(nn.Module):
     """hidden [rows, hidden] -> float32 logits [rows, vocab]; the vocabulary is cut over the group of `axis`,
     whose ranks must all bring the same rows.
 
-    A tied head shares the table of the embedding if both are cut alike; else it holds its own part of the
+    `vocab_size` may be lowered later to the ids that a token stands for. A tied head shares the table of the
+    embedding if both are cut alike; else it holds its own part of the
     same checkpoint tensor.
     """
 
@@ -77,10 +78,8 @@ class ParallelLMHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.method.apply(self, hidden, None).float()
-        if self.width == 1:
-            return logits
-        if self.axis == "tp":
+        if self.width > 1 and self.axis == "tp":
             logits = tensor_model_parallel_all_gather(logits, dim=-1)
-        else:
+        elif self.width > 1:
             logits = attention_tensor_parallel_all_gather(logits, dim=-1)
-        return logits[:, : self.vocab_size]
+        return logits if logits.shape[-1] == self.vocab_size else logits[:, : self.vocab_size]

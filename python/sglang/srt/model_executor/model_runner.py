@@ -27,7 +27,7 @@ from sglang.srt.runtime_context import get_device, get_parallel
 class ModelRunner:
     """A loaded model with its pools; `forward` takes a batch and gives logits."""
 
-    def __init__(self, model_config: ModelConfig) -> None:
+    def __init__(self, model_config: ModelConfig, *, num_ids: int | None = None) -> None:
         self.model_config = model_config
         self.device = torch.device(get_device().device or "cpu")
         self.dtype = published_dtype()
@@ -38,6 +38,8 @@ class ModelRunner:
         backend = published_attention_backend()
         before = available_memory_bytes()
         self.model = build_model(model_config, dtype=self.dtype, device=self.device)
+        if num_ids is not None:
+            self.model.limit_vocabulary(num_ids)
         self.pools = make_kv_pools(
             self._kv_spec(),
             kv_layout_of(backend),

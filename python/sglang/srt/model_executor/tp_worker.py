@@ -18,16 +18,20 @@ from sglang.srt.model_executor.result_broadcast import share_result
 
 
 class TpModelWorker:
-    """One rank's model behind the scheduler's interface."""
+    """One rank's model behind the scheduler's interface.
 
-    def __init__(self, model_config: ModelConfig) -> None:
+    `num_ids` is how many ids the tokenizer knows, None where there is no tokenizer: then all rows of the head
+    count as tokens.
+    """
+
+    def __init__(self, model_config: ModelConfig, *, num_ids: int | None = None) -> None:
         self.model_config = model_config
-        self.model_runner = ModelRunner(model_config)
+        self.model_runner = ModelRunner(model_config, num_ids=num_ids)
         self.sampler = Sampler()
         pools = self.model_runner.pools
         self.page_size = pools.kv.page_size
         self.max_total_num_tokens = pools.kv.size
-        self.vocab_size = model_config.vocab_size
+        self.vocab_size = self.model_runner.model.lm_head.vocab_size
         self.context_len = model_config.context_len
         self.req_to_token_pool = pools.req_to_token
         self.token_to_kv_pool_allocator = pools.allocator

@@ -60,6 +60,8 @@ class Tokenizer:
         self._added = {index: token.content for index, token in added.items()}
         self.all_special_ids: list[int] = [index for index, token in added.items() if token.special]
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        #: Every id this tokenizer knows is below; with gaps in the numbering it is more than `vocab_size`.
+        self.num_ids: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.bos_token: str | None = self._special_tokens.get("bos_token")
         self.eos_token: str | None = self._special_tokens.get("eos_token")
         self.pad_token: str | None = self._special_tokens.get("pad_token")

@@ -125,6 +125,16 @@ class DecoderForCausalLM(nn.Module):
         hidden = self.model(batch.input_ids, batch.positions, ctx)
         return self.logits_processor(hidden, self.lm_head, batch)
 
+    def limit_vocabulary(self, num_ids: int) -> None:
+        """Score only the first `num_ids` ids: rows of the head beyond them stand for no token.
+
+        Checkpoints round the head up (to a multiple of 64, say) without any token for the rows that this
+        adds; they may not be drawn or listed, nor take a share of the probability.
+        """
+        num_ids = min(num_ids, self.config.vocab_size)
+        self.lm_head.vocab_size = num_ids
+        self.logits_processor = LogitsProcessor(num_ids)
+
     def kv_shape(self) -> tuple[int, int, int]:
         """(layers, key/value heads, head size) that this rank caches."""
         attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]

@@ -74,7 +74,7 @@ $(STAMPS)/build: requirements/build.txt $(STAMPS)/cpu
 
 # Against the torch that is installed already: with build isolation pip would fetch a second one.
 $(STAMPS)/kernel: $(KERNEL_FILES) $(STAMPS)/build
-	$(PIP) install --no-deps --no-build-isolation --force-reinstall -C build-dir=$(abspath $(VENV))/kernel-build ./sgl-kernel
+	$(PIP) install --no-deps --no-build-isolation --force-reinstall --config-settings build-dir=$(abspath $(VENV))/kernel-build ./sgl-kernel
 	@touch $@
 
 setup: $(STAMPS)/model $(PACKAGE_STAMP)

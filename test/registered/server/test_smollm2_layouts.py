@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sglang.srt.configs.model_path import resolve_model_path
+from sglang.test.prompts import PROMPTS
 from sglang.test.server_fixture import RunningServer, running_server
 
 # Four starts of the model; a busy machine takes several times as long as a quiet one.
@@ -19,28 +20,6 @@ MODEL = "smollm2-135m-instruct"
 #: Float32: rounding decides nowhere which token is the best one.
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "4096")
 GREEDY = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
-PROMPTS = (
-    "The capital of France is",
-    "Once upon a time, in a village by the sea, there lived",
-    "def fibonacci(n):\n",
-    "Water boils at",
-    "The three primary colours are",
-    "To make a good cup of tea, first",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "1, 1, 2, 3, 5, 8,",
-    "The mitochondria is",
-    "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>user\nWrite a haiku about rain.<|im_end|>\n<|im_start|>assistant\n",
-    "SELECT name, age FROM users WHERE",
-    "In 1969, two men walked on the",
-    "The opposite of hot is",
-    "A list of fruits:\n- apple\n- banana\n-",
-    "If x + 3 = 7, then x =",
-    "My favourite season is autumn because",
-    "Der schnelle braune Fuchs",
-    "import numpy as np\n\nx =",
-    "The",
-)
 
 
 def answers(server: RunningServer) -> list[dict[str, Any]]:

@@ -202,6 +202,8 @@ def _attention_data_parallel(value: int, stated: Mapping[str, Any]) -> dict[str,
             "keep --attn-dp-size and remove --enable-dp-attention"
         )
     replicas = stated.get("dp_size", 1)
+    if replicas < 1:  # before the width takes the place of the count in the record
+        raise ValueError(f"--dp-size must be at least 1, got {replicas}")
     if value > 1 and replicas > 1:
         raise ValueError(
             f"--attn-dp-size {value} with --dp-size {replicas}: replicas of replicas are not a layout; "

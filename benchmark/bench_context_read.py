@@ -1,7 +1,8 @@
-"""What does a read through the context cost? Prints nanoseconds per read beside a plain module global.
+"""What does a read through the context cost, and a scope? Prints nanoseconds beside a plain module global.
 
 Usage: python benchmark/bench_context_read.py [--rounds N]. Layers ask for widths thousands of times a step,
-so a read is to stay within about 300 ns. The best of many short rounds is shown, each shorter than a time
+so a read is to stay within about 300 ns; a draft enters its scope several times a step, so that is to cost
+at most about 15,000 ns. The best of many short rounds is shown, each shorter than a time
 slice: other work on the machine only adds.
 """
 
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import timeit
+from functools import partial
 from typing import Any
 
+from sglang.srt.distributed.parallel_state import GroupCoordinator, patch_tensor_parallel_group
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, get_schedule, publish, reset_context
 from sglang.srt.server_args import ServerArgs
 
@@ -27,14 +30,22 @@ READS = {
 }
 
 
+#: Blocks that do nothing: what is left is entering and leaving the scope.
+SCOPES = {
+    "one name    with parallel.override(...)": "with parallel.override(attn_tp_rank=1): pass",
+    "a draft's   with patch_tensor_parallel...": "with draft_tensor_scope(): pass",
+}
+
 #: Reads of one round: about half a millisecond.
 READS_PER_ROUND = 2_000
 
 
-def nanoseconds(statement: str, names: dict[str, Any], rounds: int) -> float:
-    """Best round, per read."""
+def nanoseconds(
+    statement: str, names: dict[str, Any], rounds: int, per_round: int = READS_PER_ROUND
+) -> float:
+    """Best round, per statement."""
     timer = timeit.Timer(statement, globals=names)
-    return min(timer.repeat(repeat=rounds, number=READS_PER_ROUND)) / READS_PER_ROUND * 1e9
+    return min(timer.repeat(repeat=rounds, number=per_round)) / per_round * 1e9
 
 
 def main() -> None:
@@ -51,6 +62,10 @@ def main() -> None:
         "parallel": parallel,
     }
     rows = {label: nanoseconds(statement, names, rounds) for label, statement in READS.items()}
+    stand_in = GroupCoordinator.__new__(GroupCoordinator)
+    stand_in.world_size, stand_in.rank_in_group = parallel.attn_tp_size, parallel.attn_tp_rank
+    names["draft_tensor_scope"] = partial(patch_tensor_parallel_group, stand_in, owns_attention=True)
+    rows |= {label: nanoseconds(statement, names, rounds, 100) for label, statement in SCOPES.items()}
     with parallel.override(attn_tp_rank=1):
         rows["scope       get_parallel().attn_tp_rank"] = nanoseconds(
             "get_parallel().attn_tp_rank", names, rounds

@@ -7,8 +7,8 @@ not take a width as an argument: groups are built at the published widths and ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from sglang.srt.distributed.group_coordinator import GroupCoordinator
 from sglang.srt.distributed.group_layout import GroupSizes, layout
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import _validate_parallel, get_parallel
+from sglang.srt.runtime_context.scopes import scope_function
 
 __all__ = [
     "GroupCoordinator",
@@ -31,6 +32,7 @@ __all__ = [
     "initialize_model_parallel",
     "patch_pipeline_parallel_group",
     "patch_tensor_parallel_group",
+    "tensor_scope",
 ]
 
 # One slot per kind of group. Module attributes, because tests and tools patch them one by one.
@@ -61,8 +63,6 @@ _SLOT_OF = {
 #: A draft's tensor scope, and its pipeline scope, is installed.
 _TP_STATE_PATCHED = False
 _PP_STATE_PATCHED = False
-
-#: Addresses that mean "all ranks are on this host".
 
 
 # -- the world ---------------------------------------------------------------------------------------------
@@ -153,6 +153,7 @@ def initialize_model_parallel() -> None:
         raise RuntimeError(
             f"groups stand already ({', '.join(standing)}); call destroy_model_parallel() first"
         )
+    get_parallel().refuse_open_scope("initialize_model_parallel()")
     sizes = _published_sizes()
     world_size = torch.distributed.get_world_size()
     if sizes.offset + sizes.ranks != world_size:
@@ -214,17 +215,25 @@ def destroy_model_parallel() -> None:
 # -- scopes ------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def patch_tensor_parallel_group(group: GroupCoordinator, *, owns_attention: bool) -> Iterator[None]:
+def patch_tensor_parallel_group(
+    group: GroupCoordinator, *, owns_attention: bool
+) -> AbstractContextManager[None]:
     """Install ``group`` as the tensor group for a block.
 
     With ``owns_attention`` the group is the whole world of what runs inside: attention and experts lie in
     it, one replica wide. Without, only the tensor names change and the attention layout stays the
     deployment's. ``dp_size`` counts the deployment's replicas and is never touched.
     """
+    return tensor_scope(lambda: group, owns_attention=owns_attention)
+
+
+@scope_function
+def tensor_scope(find_group: Callable[[], GroupCoordinator], *, owns_attention: bool) -> Iterator[None]:
+    """``patch_tensor_parallel_group`` over a group that is looked up when the scope is entered."""
     global _TP_STATE_PATCHED
     if _TP_STATE_PATCHED:
         raise AssertionError("a draft tensor scope is open already; scopes of one kind do not nest")
+    group = find_group()
     names: dict[str, Any] = {"tp_group": group, "tp_size": group.world_size, "tp_rank": group.rank_in_group}
     if owns_attention:
         names.update(_owned_by(group))
@@ -260,7 +269,7 @@ def _owned_by(group: GroupCoordinator) -> dict[str, Any]:
     }
 
 
-@contextmanager
+@scope_function
 def patch_pipeline_parallel_group(group: GroupCoordinator) -> Iterator[None]:
     """Install ``group`` as the pipeline for a block: group, size and rank. May be open beside a tensor
     scope."""

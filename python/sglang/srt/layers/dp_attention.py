@@ -62,9 +62,11 @@ def compute_dp_attention_world_info(
 def initialize_dp_attention(*, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
     """Stamp this process's replica and record what a gathered row is.
 
-    A process that published a rank bundle has the same stamp already.
+    A process that published a rank bundle has the same stamp already. RuntimeError inside a scope: the
+    replica of a draft's placement would stay for good.
     """
     parallel = get_parallel()
+    parallel.refuse_open_scope("initialize_dp_attention()")
     ranks = derive_attention_ranks(
         tp_rank=parallel.tp_rank, attn_tp_size=parallel.attn_tp_size, attn_cp_size=parallel.attn_cp_size
     )

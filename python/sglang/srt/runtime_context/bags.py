@@ -9,12 +9,12 @@ for a block.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.arg_groups.fields import DERIVED, LEAVES, NAMESPACES
 from sglang.srt.arg_groups.overrides import resolution_result
+from sglang.srt.runtime_context.scopes import Scope, ScopeStack
 from sglang.srt.runtime_context.widths import published_widths
 
 __all__ = ["PARALLEL", "TOP_NAMESPACES", "Bag", "build_bags", "namespace_of", "project"]
@@ -31,10 +31,11 @@ class Bag:
 
     _namespace: str
     _leaves: frozenset[str]
-    _in_scope: list[str]
+    _scopes: ScopeStack
 
     def __init__(self, namespace: str, values: Mapping[str, Any], parts: Mapping[str, Bag]) -> None:
-        self.__dict__.update(_namespace=namespace, _leaves=frozenset(values), _in_scope=[], **values, **parts)
+        self.__dict__.update(_namespace=namespace, _leaves=frozenset(values), **values, **parts)
+        self.__dict__["_scopes"] = ScopeStack(f"the published namespace '{namespace}'", self.__dict__)
 
     def __getattr__(self, name: str) -> Any:
         namespace = self.__dict__.get("_namespace")
@@ -59,7 +60,7 @@ class Bag:
     def write(self, name: str, value: Any) -> Any:
         """Replace one leaf for good and return what it was; the context logs it. Refused inside a scope of
         it."""
-        if name in self._in_scope:
+        if self._scopes.states(name):
             raise RuntimeError(
                 f"{self._namespace}.{name} is stated by an open scope, "
                 "which would drop this write when it closes"
@@ -68,23 +69,14 @@ class Bag:
         self.__dict__[name] = value
         return before
 
-    @contextmanager
-    def override(self, **leaves: Any) -> Iterator[None]:
+    def override(self, **leaves: Any) -> Scope:
         """State leaves of this namespace for the length of a block; names are checked before any is
         written."""
         unknown = [name for name in leaves if name not in self._leaves]
         if unknown:
             hints = "".join(_where(name, self) for name in unknown)
             raise ValueError(f"published namespace '{self._namespace}' has no {', '.join(unknown)}{hints}")
-        before = {name: self.__dict__[name] for name in leaves}
-        self.__dict__.update(leaves)
-        self._in_scope.extend(leaves)
-        try:
-            yield
-        finally:
-            self.__dict__.update(before)
-            for name in leaves:
-                self._in_scope.remove(name)
+        return Scope(self._scopes, leaves)
 
 
 def _where(name: str, bag: Bag) -> str:

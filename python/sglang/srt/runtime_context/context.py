@@ -14,9 +14,15 @@ from sglang.srt.runtime_context.bags import PARALLEL, Bag, namespace_of
 from sglang.srt.runtime_context.flags import Flags
 from sglang.srt.runtime_context.forward import ForwardFlags
 from sglang.srt.runtime_context.parallel import ParallelContext
-from sglang.srt.runtime_context.publication import OverrideEntry, Publication, build_publication
+from sglang.srt.runtime_context.publication import (
+    OverrideEntry,
+    Publication,
+    SpawnRanks,
+    build_publication,
+)
 from sglang.srt.runtime_context.resources import Resources
 from sglang.srt.runtime_context.scoped_args import ServerArgsOverride
+from sglang.srt.runtime_context.widths import runs_attention_dp
 
 if TYPE_CHECKING:
     from sglang.srt.arg_groups.bag_types import (
@@ -61,7 +67,7 @@ class RuntimeContext:
     """What is in force in this process: the publication, the placement, the runtime state, the handles."""
 
     def __init__(self) -> None:
-        self.parallel = ParallelContext()
+        self.parallel = ParallelContext(stamp_changed=self._follow_stamp)
         self.flags = Flags()
         self.forward = ForwardFlags()
         self.resources = Resources()
@@ -82,7 +88,13 @@ class RuntimeContext:
 
     def set_server_args(self, record: Any) -> None:
         """Publish without a role and without a rank bundle. Any object: what it lacks stays unpublished."""
-        self.install(build_publication(record, role=None, ranks=None))
+        self.publish(record, role=None, ranks=None)
+
+    def publish(self, record: Any, *, role: str | None, ranks: SpawnRanks | None) -> None:
+        """Build and check a publication, then put it in force. RuntimeError inside a parallel scope, whose
+        names would go on answering for a record that it was not made for."""
+        self.parallel.refuse_open_scope("publish")
+        self.install(build_publication(record, role=role, ranks=ranks))
 
     def install(self, publication: Publication | None) -> None:
         """Put a publication (or none) in force whole. Checks nothing: it was checked when it was built."""
@@ -93,6 +105,11 @@ class RuntimeContext:
             self.parallel.put(publication.config, publication.stamp)
             for (group, leaf), value in publication.seeds.items():
                 setattr(getattr(self.flags, group), leaf, value)
+
+    def _follow_stamp(self, names: set[str]) -> None:
+        """`flags.dp.enabled` follows the width it is seeded from, where that is stamped or unstamped."""
+        if "attn_dp_size" in names:
+            self.flags.dp.enabled = runs_attention_dp(self.parallel.settled())
 
     def namespace(self, name: str) -> Any:
         """One top-level bag of the publication; the getters below say which leaves it has."""
@@ -114,7 +131,7 @@ class RuntimeContext:
         absent = [name for name, bag in bags.items() if name not in bag._leaves]
         if absent:
             raise ValueError(f"{source}: the published record does not carry {', '.join(absent)}")
-        blocked = [name for name, bag in bags.items() if name in bag._in_scope]
+        blocked = [name for name, bag in bags.items() if bag._scopes.states(name)]
         if blocked:
             bags[blocked[0]].write(blocked[0], leaves[blocked[0]])  # raises before anything is written
         for name, value in leaves.items():

@@ -7,9 +7,9 @@ configuration: what the operator or resolution decided is in the bags.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
+
+from sglang.srt.runtime_context.scopes import Scope, ScopeStack
 
 __all__ = ["CaptureFlags", "DpFlags", "FlagGroupBase", "Flags", "MoeFlags"]
 
@@ -19,6 +19,7 @@ class FlagGroupBase:
     written."""
 
     _leaves: ClassVar[dict[str, Any]] = {}
+    _scopes: ScopeStack
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -28,6 +29,7 @@ class FlagGroupBase:
     def __init__(self) -> None:
         for name, default in self._leaves.items():
             object.__setattr__(self, name, default)
+        object.__setattr__(self, "_scopes", ScopeStack(type(self).__name__, self.__dict__))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._leaves:
@@ -38,21 +40,13 @@ class FlagGroupBase:
         """Every leaf with its present value."""
         return {name: getattr(self, name) for name in self._leaves}
 
-    @contextmanager
-    def override(self, **leaves: Any) -> Iterator[None]:
+    def override(self, **leaves: Any) -> Scope:
         """Write leaves for the length of a block; all names are checked before the first is written."""
         unknown = [name for name in leaves if name not in self._leaves]
         if unknown:
             listed = ", ".join(repr(name) for name in unknown)
             raise ValueError(f"{type(self).__name__} declares no {listed}{self._near(unknown[0])}")
-        before = {name: getattr(self, name) for name in leaves}
-        for name, value in leaves.items():
-            setattr(self, name, value)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(self, name, value)
+        return Scope(self._scopes, leaves)
 
     def _near(self, name: str) -> str:
         near = difflib.get_close_matches(name, list(self._leaves), n=3)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+from sglang.srt.runtime_context.scopes import Scope, ScopeStack, scope_function
 
 __all__ = ["ForwardFlags"]
 
@@ -40,8 +41,7 @@ _local_values: ContextVar[tuple[object, dict[str, Any]]] = ContextVar("forward_f
 class ForwardFlags:
     """Reads are attributes; writes go through ``scoped`` (for a block) or ``set`` (until the next write)."""
 
-    __slots__ = tuple(_GRAPH_VISIBLE)
-
+    _scopes: ScopeStack
     attn_input_scattered: bool
     is_extend_in_batch: bool
     fuse_mlp_allreduce: bool
@@ -55,6 +55,7 @@ class ForwardFlags:
     def __init__(self) -> None:
         for name, default in _GRAPH_VISIBLE.items():
             object.__setattr__(self, name, default)
+        object.__setattr__(self, "_scopes", ScopeStack("get_forward()", self.__dict__))
 
     @property
     def multi_stream(self) -> bool:
@@ -83,27 +84,28 @@ class ForwardFlags:
     def set(self, name: str, value: Any) -> None:
         """Write one flag until the next write or reset."""
         self._refuse_unknown([name])
-        self._write({name: value})
+        if name in _LOCAL:
+            self._write_local({name: value})
+        else:
+            object.__setattr__(self, name, value)
 
-    @contextmanager
+    @scope_function
     def scoped(self, **flags: Any) -> Iterator[None]:
         """Write flags for the length of a block; all names are checked before the first is written."""
         self._refuse_unknown(list(flags))
-        before = {name: getattr(self, name) for name in flags}
-        self._write(flags)
-        try:
-            yield
-        finally:
-            self._write(before)
-
-    def _write(self, flags: dict[str, Any]) -> None:
         local = {name: value for name, value in flags.items() if name in _LOCAL}
-        for name, value in flags.items():
-            if name not in local:
-                object.__setattr__(self, name, value)
-        if local:
+        before = {name: self._local(name) for name in local}
+        self._write_local(local)
+        try:
+            with Scope(self._scopes, {name: value for name, value in flags.items() if name not in local}):
+                yield
+        finally:
+            self._write_local(before)
+
+    def _write_local(self, flags: dict[str, Any]) -> None:
+        if flags:
             owner, values = _local_values.get()
-            _local_values.set((self, {**(values if owner is self else {}), **local}))
+            _local_values.set((self, {**(values if owner is self else {}), **flags}))
 
     @staticmethod
     def _refuse_unknown(names: list[str]) -> None:

@@ -6,10 +6,12 @@ missing value would be: an identity with a term that cannot be read as a plain i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
-__all__ = ["GROUP_WIDTHS", "built_groups_of_another_width", "validate_parallel"]
+__all__ = ["GROUP_WIDTHS", "as_integer", "groups_in_the_way", "validate_parallel"]
 
 
 class PlacementReader(Protocol):
@@ -43,6 +45,8 @@ def validate_parallel(parallel: PlacementReader, who: str, groups: Collection[st
     wanted = list(GROUP_WIDTHS) if groups is None else [name for name in groups if name in GROUP_WIDTHS]
     violated = [
         *_broken_factors(parallel),
+        *_broken_stripes(parallel),
+        *_broken_ceiling(parallel),
         *_broken_ranges(parallel),
         *_broken_seat(parallel),
         *_broken_groups(parallel, wanted, check_rank=build),
@@ -55,20 +59,36 @@ def validate_parallel(parallel: PlacementReader, who: str, groups: Collection[st
         )
 
 
-def built_groups_of_another_width(parallel: PlacementReader) -> list[str]:
-    """Groups that stand in this process at another width than the context is about to answer."""
-    return list(_broken_groups(parallel, list(GROUP_WIDTHS), check_rank=False))
+def groups_in_the_way(parallel: PlacementReader) -> list[str]:
+    """Groups that stand in this process at another width, or with this process on another seat, than the
+    context is about to answer."""
+    return list(_broken_groups(parallel, list(GROUP_WIDTHS), check_rank=True))
+
+
+def as_integer(value: Any) -> int | None:
+    """A plain int for an integer of Python, numpy or torch; None for anything else (a bool is none)."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, Integral):
+        return int(value)
+    torch = sys.modules.get("torch")  # not imported here: whoever made a tensor has imported it
+    if torch is None or not isinstance(value, torch.Tensor) or value.dim() != 0:
+        return None
+    whole = not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
+    return int(value) if whole else None
 
 
 def _number(parallel: PlacementReader, name: str) -> int | None:
-    """The value of one term, or None where it cannot be read or is not a plain integer (a bool is not)."""
+    """The value of one term, or None where it cannot be read or is no integer."""
     if not parallel.readable_now(name):
         return None
     try:
         value = getattr(parallel, name)
     except Exception:  # noqa: BLE001 - a half-initialised process must be checkable; whatever fails is unreadable
         return None
-    return value if type(value) is int else None
+    return as_integer(value)
 
 
 def _numbers(parallel: PlacementReader, names: Collection[str]) -> dict[str, int] | None:
@@ -88,6 +108,28 @@ def _broken_factors(parallel: PlacementReader) -> Iterator[str]:
         if values[whole] != product:
             right = " * ".join(str(values[part]) for part in parts)
             yield f"{whole} == {' * '.join(parts)}: {values[whole]} != {right}"
+
+
+def _broken_stripes(parallel: PlacementReader) -> Iterator[str]:
+    """Cache stripes are contiguous blocks inside the attention tensor group."""
+    values = _numbers(parallel, ("attn_tp_size", "dcp_size"))
+    if values is None or values["dcp_size"] < 1:
+        return
+    width, stripes = values["attn_tp_size"], values["dcp_size"]
+    if width % stripes:
+        yield f"attn_tp_size % dcp_size == 0: {width} % {stripes} == {width % stripes}"
+
+
+def _broken_ceiling(parallel: PlacementReader) -> Iterator[str]:
+    values = _numbers(parallel, ("max_ep_size", "ep_join_rank_offset", "tp_size", "pp_size"))
+    if values is None:
+        return
+    ceiling, offset, tp_size, pp_size = values.values()
+    if ceiling < offset + tp_size * pp_size:
+        yield (
+            "max_ep_size >= ep_join_rank_offset + tp_size * pp_size: "
+            f"{ceiling} < {offset} + {tp_size} * {pp_size}"
+        )
 
 
 def _broken_ranges(parallel: PlacementReader) -> Iterator[str]:
@@ -123,13 +165,13 @@ def _broken_groups(parallel: PlacementReader, groups: Collection[str], *, check_
             group = getattr(parallel, group_name)
         except Exception:  # noqa: BLE001 - no such group in this process
             continue
-        built = getattr(group, "world_size", None)
+        built = as_integer(getattr(group, "world_size", None))
         configured = _number(parallel, size_name)
-        if type(built) is int and configured is not None and built != configured:
+        if built is not None and configured is not None and built != configured:
             yield f"{group_name}.world_size == {size_name}: built {built}, configured {configured}"
-        seat = getattr(group, "rank_in_group", None)
-        if not check_rank or type(seat) is not int:
+        if not check_rank:
             continue
+        seat = as_integer(getattr(group, "rank_in_group", None))
         rank = _number(parallel, rank_name)
-        if rank is not None and rank != seat:
+        if seat is not None and rank is not None and rank != seat:
             yield f"{group_name}.rank_in_group == {rank_name}: built {seat}, configured {rank}"

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
-from sglang.srt.runtime_context.identities import validate_parallel
+from sglang.srt.runtime_context.identities import GROUP_WIDTHS, validate_parallel
+from sglang.srt.runtime_context.scopes import Scope, ScopeStack
 
 __all__ = [
     "GETTER_MODULE",
@@ -83,7 +83,15 @@ class ParallelContext(_Names):
     A read costs one slot and at most three dictionary look-ups, and traces under ``fullgraph``.
     """
 
-    __slots__ = ("_config", "_layers", "_overrides", "_stamp")
+    __slots__ = (
+        "_config",
+        "_layers",
+        "_overrides",
+        "_scopes",
+        "_stamp",
+        "_stamp_changed",
+        "_verdicts",
+    )
 
     #: What publish projected; None until then.
     _config: dict[str, Any] | None
@@ -91,66 +99,146 @@ class ParallelContext(_Names):
     _stamp: dict[str, Any]
     #: Names stated by the scopes that are open now, ahead of everything.
     _overrides: dict[str, Any]
+    #: The open scopes, which write ``_overrides``.
+    _scopes: ScopeStack
     #: What a read walks: ``_overrides``, then config and stamp merged. Rebuilt where either of these is
     #: written; one slot, because a class with ``__getattr__`` pays for each slot it reads.
     _layers: tuple[dict[str, Any], dict[str, Any]]
+    #: What scopes were found to fit: stated names -> the live answers that this rests on. Emptied with
+    #: ``_layers``.
+    _verdicts: dict[object, dict[str, Any]]
+    #: Told the names of a stamp that was written or dropped.
+    _stamp_changed: Callable[[set[str]], None] | None
 
-    def __init__(self) -> None:
-        self._overrides = {}
+    def __init__(self, *, stamp_changed: Callable[[set[str]], None] | None = None) -> None:
+        overrides: dict[str, Any] = {}
+        for slot, value in (
+            ("_overrides", overrides),
+            ("_scopes", ScopeStack("get_parallel()", overrides)),
+            ("_stamp_changed", stamp_changed),
+        ):
+            object.__setattr__(self, slot, value)
         self.put(None, {})
 
     # -- writes -------------------------------------------------------------------------------------------
 
     def put(self, config: dict[str, Any] | None, stamp: dict[str, Any]) -> None:
         """Replace what is published and stamped; publish and its undoing call this, and nobody else."""
-        self._config = config
-        self._stamp = stamp
+        object.__setattr__(self, "_config", config)
+        object.__setattr__(self, "_stamp", stamp)
         self._settle()
 
     def _settle(self) -> None:
-        self._layers = (self._overrides, {**(self._config or {}), **self._stamp})
+        object.__setattr__(self, "_layers", (self._overrides, {**(self._config or {}), **self._stamp}))
+        object.__setattr__(self, "_verdicts", {})
 
-    @contextmanager
-    def override(self, **names: Any) -> Iterator[None]:
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+            return
+        if name not in _FIELDS:
+            raise AttributeError(_has_no(name))
+        raise AttributeError(
+            f"placement is read-only: state {name} with get_parallel().override({name}=...) for a block or "
+            f"with get_parallel().override_permanently({name}=...) for good"
+        )
+
+    def override(self, **names: Any) -> Scope:
         """State names for the length of a block; checked whole before any of them can be read.
 
-        Process-wide, like what it overrides. Widths that follow from a stated one are the caller's to state.
+        Process-wide, like what it overrides: scopes close last-in first-out, whoever opened them. Widths
+        that follow from a stated one are the caller's to state.
         """
         _refuse_unknown(names)
-        self._check("override", overrides=names)
-        before = {name: self._overrides[name] for name in names if name in self._overrides}
-        self._overrides.update(names)
-        try:
-            yield
-        finally:
-            for name in names:
-                if name in before:
-                    self._overrides[name] = before[name]
-                else:
-                    self._overrides.pop(name, None)
+        return Scope(self._scopes, names, self._check_scope)
 
     def override_permanently(self, **names: Any) -> None:
-        """Stamp names for the rest of this publication; the newest stamp wins."""
+        """Stamp names for the rest of this publication; the newest stamp wins.
+
+        A name that an open scope states is refused with a RuntimeError: the scope hides the stamp, and the
+        stamp would be checked against widths that end with the scope.
+        """
         _refuse_unknown(names)
-        self._check("stamp", stamp=names)
+        hidden = sorted(names.keys() & self._overrides.keys())
+        if hidden:
+            raise RuntimeError(
+                f"an open parallel scope states {', '.join(hidden)}, so a stamp of it would be hidden until "
+                "the scope closes; stamp it outside"
+            )
+        stamp = {**self._stamp, **names}
+        self._check("stamp", stated={}, stamp=stamp, groups=_groups_in(names))
+        if self._overrides:
+            self._check("stamp", stated=self._overrides, stamp=stamp, groups=_groups_in(names))
         self._stamp.update(names)
-        self._settle()
+        self._stamped(set(names))
 
     def clear_stamp(self) -> None:
         """Drop every stamp, those of the spawn bundle included."""
+        dropped = set(self._stamp)
         self._stamp.clear()
+        self._stamped(dropped)
+
+    def _stamped(self, names: set[str]) -> None:
         self._settle()
+        if self._stamp_changed is not None:
+            self._stamp_changed(names)
+
+    def refuse_open_scope(self, act: str) -> None:
+        """RuntimeError while a scope is open: what ``act`` reads or writes would be the scope's."""
+        if self._overrides:
+            raise RuntimeError(
+                f"{act} inside an open parallel scope, which states {', '.join(sorted(self._overrides))}; "
+                "close the scope first"
+            )
+
+    def _check_scope(self, names: dict[str, Any]) -> None:
+        """The identities with ``names`` stated on top of the open scopes.
+
+        Drafts enter the same scope several times a step, so a verdict is kept for as long as publication and
+        stamp stand. It holds while the process groups give the answers that it rests on.
+        """
+        stated = {**self._overrides, **names}
+        groups = _groups_in(names)
+        key: tuple[object, ...] | None = _verdict_key(stated, groups)
+        try:
+            rests_on = self._verdicts.get(key)
+        except TypeError:  # a stated value without a hash: such a scope is checked each time
+            key = None
+            rests_on = None
+        if rests_on is not None and all(_live_answer(self, name) == was for name, was in rests_on.items()):
+            return
+        candidate = self._check("override", stated=stated, stamp=self._stamp, groups=groups)
+        if key is not None:
+            if len(self._verdicts) >= _MOST_VERDICTS:
+                self._verdicts.clear()
+            self._verdicts[key] = {
+                name: _live_answer(self, name) for name in LIVE_RANKS if candidate.answered_by(name) == "live"
+            }
 
     def _check(
-        self, who: str, *, overrides: dict[str, Any] | None = None, stamp: dict[str, Any] | None = None
-    ) -> None:
-        stated = {**(overrides or {}), **(stamp or {})}
+        self, who: str, *, stated: dict[str, Any], stamp: dict[str, Any], groups: list[str]
+    ) -> ParallelContext:
         candidate = ParallelContext()
-        candidate._overrides.update({**self._overrides, **(overrides or {})})
-        candidate.put(self._config, {**self._stamp, **(stamp or {})})
-        validate_parallel(candidate, who, groups=[name for name in stated if name.endswith("_group")])
+        candidate._overrides.update(stated)
+        candidate.put(self._config, stamp)
+        validate_parallel(candidate, who, groups=groups)
+        return candidate
+
+    def __copy__(self) -> ParallelContext:
+        """A detached picture of the moment: what is stated on it or put into it changes nothing here."""
+        twin = ParallelContext()
+        twin._overrides.update(self._overrides)
+        twin.put(None if self._config is None else dict(self._config), dict(self._stamp))
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("placement belongs to its process; publish() the record there and ask get_parallel()")
 
     # -- reads --------------------------------------------------------------------------------------------
+
+    def settled(self) -> Mapping[str, Any]:
+        """What is published and stamped, by name: the answers without any scope."""
+        return self._layers[1]
 
     def answered_by(self, name: str) -> str:
         """Which layer a read of ``name`` ends in: scope, stamp, published, live, computed or nobody."""
@@ -181,16 +269,51 @@ class ParallelContext(_Names):
                 raise AttributeError(
                     f"this ParallelContext was never initialised, so it cannot answer '{name}'"
                 )
-            near = difflib.get_close_matches(name, sorted(_FIELDS), n=3)
-            raise AttributeError(
-                f"ParallelContext has no '{name}'" + (f"; nearest: {', '.join(near)}" if near else "")
-            )
+            raise AttributeError(_has_no(name))
+
+
+#: Verdicts kept at a time. A process enters a handful of different scopes.
+_MOST_VERDICTS = 64
+
+#: Live names whose answer an identity may rest on.
+LIVE_RANKS = tuple(name for name in LIVE_READS if not name.endswith("_group"))
+
+
+def _groups_in(names: dict[str, Any]) -> list[str]:
+    return [name for name in GROUP_WIDTHS if name in names]
+
+
+def _verdict_key(stated: dict[str, Any], groups: list[str]) -> tuple[object, ...]:
+    """All that a verdict depends on beside config, stamp and live ranks: the stated values, their types (a
+    bool equals an integer and is none) and the shape of the stated groups."""
+    values = stated.values()
+    key: list[object] = [*stated, *values, *map(type, values)]
+    for name in groups:
+        group = stated[name]
+        if group is not None:
+            key += [getattr(group, "world_size", None), getattr(group, "rank_in_group", None)]
+    return tuple(key)
+
+
+def _live_answer(parallel: ParallelContext, name: str) -> Any:
+    """The rank or width that the process group answers; None where there is no group to ask."""
+    if not parallel.readable_now(name):
+        return None
+    try:
+        return getattr(parallel, name)
+    except Exception:  # noqa: BLE001 - as in the identities: whatever fails is unreadable
+        return None
+
+
+def _has_no(name: str) -> str:
+    near = difflib.get_close_matches(name, sorted(_FIELDS), n=3)
+    return f"ParallelContext has no '{name}'" + (f"; nearest: {', '.join(near)}" if near else "")
 
 
 def _refuse_unknown(names: dict[str, Any]) -> None:
-    unknown = sorted(set(names) - _FIELDS)
-    if not unknown:
+    if names.keys() <= _FIELDS:
         return
+    unknown = sorted(names.keys() - _FIELDS)
     near = sorted(
         {match for name in unknown for match in difflib.get_close_matches(name, sorted(_FIELDS), n=2)}
     )

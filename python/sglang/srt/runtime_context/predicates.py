@@ -49,11 +49,16 @@ def max_prefill_buffer_tokens() -> int:
 
 
 def max_speculative_num_draft_tokens() -> int | None:
-    """Most tokens a verify round may hold, fixed at publish; None when drafts are not configured."""
+    """Most tokens a verify round may hold; None when drafts are not configured.
+
+    The bound that publish recorded, or the count in force where a later override raised it: buffers have to
+    hold both.
+    """
     publication = get_context().publication
     if publication is None:
         raise ValueError("config namespace 'spec' not published: the draft bound is fixed by publish()")
-    return publication.draft_bound
+    now = publication.bags["spec"].values().get("speculative_num_draft_tokens")
+    return max((bound for bound in (publication.draft_bound, now) if bound is not None), default=None)
 
 
 def remote_instance_transfer_engine_enabled(override: str | None = None) -> bool:

@@ -12,9 +12,14 @@ from typing import Any
 from sglang.srt.arg_groups import predicates
 from sglang.srt.arg_groups.adaptive_config import all_candidate_steps
 from sglang.srt.runtime_context.bags import PARALLEL, Bag, build_bags, project
-from sglang.srt.runtime_context.identities import built_groups_of_another_width, validate_parallel
+from sglang.srt.runtime_context.identities import as_integer, groups_in_the_way, validate_parallel
 from sglang.srt.runtime_context.parallel import ParallelContext
-from sglang.srt.runtime_context.widths import derive_attention_ranks, derive_expert_ranks, derive_stage_ranks
+from sglang.srt.runtime_context.widths import (
+    derive_attention_ranks,
+    derive_expert_ranks,
+    derive_stage_ranks,
+    runs_attention_dp,
+)
 
 __all__ = ["OverrideEntry", "Publication", "SpawnRanks", "build_publication"]
 
@@ -37,9 +42,12 @@ class SpawnRanks:
             ("dp_rank", self.dp_rank),
             ("gpu_id", self.gpu_id),
         ):
-            optional = name != "world_rank"
-            if not (optional and value is None) and (type(value) is not int or value < 0):
+            if value is None and name != "world_rank":
+                continue
+            rank = as_integer(value)
+            if rank is None or rank < 0:
                 raise ValueError(f"SpawnRanks({name}={value!r}): a rank is an integer from 0 up")
+            object.__setattr__(self, name, rank)
 
 
 @dataclass(frozen=True)
@@ -70,18 +78,18 @@ class Publication:
 
 def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None) -> Publication:
     """Project, derive, place and check. Raises ValueError for a layout that contradicts itself, RuntimeError
-    while groups of other widths stand."""
+    while groups of other widths, or of another rank, stand."""
     values = project(record)
     config = values[PARALLEL]
     stamp = {} if ranks is None else _placement(config, ranks)
     candidate = ParallelContext()
     candidate.put(config, stamp)
     # Groups first: a rank read live off a group that is in the way would be blamed on the record.
-    standing = built_groups_of_another_width(candidate)
+    standing = groups_in_the_way(candidate)
     if standing:
         rules = "\n".join(f"  - {line}" for line in standing)
         raise RuntimeError(
-            f"publish while process groups of other widths stand; "
+            "publish while process groups of other widths or of another rank stand; "
             f"call destroy_model_parallel() first\n{rules}"
         )
     validate_parallel(candidate, "publish", groups=())
@@ -96,7 +104,7 @@ def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None
             ("capture", "enable_torch_compile"): bool(
                 values["exec.graph"].get("enable_torch_compile", False)
             ),
-            ("dp", "enabled"): config.get("attn_dp_size", 1) > 1,
+            ("dp", "enabled"): runs_attention_dp(config),
         },
     )
 

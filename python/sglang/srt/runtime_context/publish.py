@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.runtime_context.context import get_context
-from sglang.srt.runtime_context.publication import SpawnRanks, build_publication
+from sglang.srt.runtime_context.publication import SpawnRanks
 
 __all__ = ["ROLES", "SpawnRanks", "assert_published", "publish", "publish_role", "reset_context"]
 
@@ -25,7 +25,7 @@ def publish(server_args: Any, *, role: str, ranks: SpawnRanks | None = None) -> 
     """
     if role not in ROLES:
         raise ValueError(f"publish(role={role!r}): a role is one of {', '.join(sorted(ROLES))}")
-    get_context().install(build_publication(server_args, role=role, ranks=ranks))
+    get_context().publish(server_args, role=role, ranks=ranks)
 
 
 def publish_role() -> str | None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang.srt.arg_groups.overrides import declare
-from sglang.srt.runtime_context.publication import build_publication
 
 if TYPE_CHECKING:
     from sglang.srt.runtime_context.context import RuntimeContext
@@ -70,9 +69,9 @@ class ServerArgsOverride:
         if self._before is not None:
             raise AssertionError("override_server_args(...) is installed already; restore() it first")
         record = _dummy_record(self._fields)
-        publication = build_publication(record, role="test", ranks=None)
-        self._before = ContextSnapshot(self._context)
-        self._context.install(publication)
+        before = ContextSnapshot(self._context)
+        self._context.publish(record, role="test", ranks=None)
+        self._before = before
         return record
 
     def restore(self) -> None:

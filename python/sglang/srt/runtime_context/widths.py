@@ -22,6 +22,7 @@ __all__ = [
     "derive_stage_ranks",
     "published_widths",
     "ranks_of_node",
+    "runs_attention_dp",
     "worlds_of",
 ]
 
@@ -32,6 +33,11 @@ WIDTH_LEAVES = ("tp_size", "pp_size", "dp_size", "ep_size", "moe_dp_size", "attn
 def attention_dp_width(*, enable_dp_attention: bool, dp_size: int) -> int:
     """Attention replicas inside the tensor group; otherwise ``dp_size`` counts separate worlds."""
     return dp_size if enable_dp_attention else 1
+
+
+def runs_attention_dp(placement: Mapping[str, Any]) -> bool:
+    """Whether a placement has several attention replicas; False where it does not say."""
+    return (placement.get("attn_dp_size") or 1) > 1
 
 
 def worlds_of(layout: Any) -> int:

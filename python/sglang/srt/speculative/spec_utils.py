@@ -7,15 +7,17 @@ group from a caller: the group to install is the target's, read from the context
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 
 from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.parallel_state import (
+    GroupCoordinator,
     get_self_pp_group,
     patch_pipeline_parallel_group,
-    patch_tensor_parallel_group,
+    tensor_scope,
 )
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context.scopes import scope_function
 
 __all__ = ["draft_pp_context", "draft_tp_context"]
 
@@ -31,23 +33,25 @@ def draft_tp_context(owns_attention: bool) -> AbstractContextManager[None]:
             "draft_tp_context takes whether the draft owns its attention, a bool, and got "
             f"{type(owns_attention).__name__}; the group is no longer passed in"
         )
-    return _draft_tensor_scope(owns_attention)
+    if not owns_attention:
+        return _targets_placement()
+    return tensor_scope(_attention_group, owns_attention=True)
 
 
-@contextmanager
-def _draft_tensor_scope(owns_attention: bool) -> Iterator[None]:
+def _attention_group() -> GroupCoordinator:
+    return get_parallel().attn_tp_group
+
+
+@scope_function
+def _targets_placement() -> Iterator[None]:
     if parallel_state._TP_STATE_PATCHED:
         raise AssertionError(
             "a draft tensor scope is open already; a draft is entered from the target's placement"
         )
-    if not owns_attention:
-        yield
-        return
-    with patch_tensor_parallel_group(get_parallel().attn_tp_group, owns_attention=True):
-        yield
+    yield
 
 
-@contextmanager
+@scope_function
 def draft_pp_context() -> Iterator[None]:
     """The pipeline placement of a draft: it is not staged, so it runs on a pipeline of this rank alone."""
     with patch_pipeline_parallel_group(get_self_pp_group()):

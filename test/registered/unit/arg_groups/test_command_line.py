@@ -210,6 +210,7 @@ def test_attention_dp_is_one_flag():
     ("argv", "words"),
     [
         (["--attn-dp-size", "0"], ["must be at least 1", "got 0"]),
+        (["--attn-dp-size", "2", "--dp-size", "0"], ["--dp-size must be at least 1", "got 0"]),
         (["--attn-dp-size", "-2"], ["must be at least 1", "got -2"]),
         (["--attn-dp-size", "2", "--dp-size", "4"], ["attn_dp_size == 1 or dp_size == 1", "got 2 and 4"]),
         (["--attn-dp-size", "2", "--enable-dp-attention"], ["remove --enable-dp-attention"]),

@@ -51,14 +51,22 @@ def test_the_topology_helper_and_a_spawn_bundle_agree(rank: int) -> None:
     assert dp_attention.compute_dp_attention_world_info(False, rank, 8, 2) == (rank, 8, 0, 1)
 
 
+def _initialize() -> None:
+    dp_attention.initialize_dp_attention(hidden_size=8, dtype=torch.float16, device=torch.device("cpu"))
+
+
 def test_initialising_attention_dp_stamps_the_replica_of_a_process_without_a_bundle() -> None:
     with published_topology(tp_size=4, dp_size=2, enable_dp_attention=True):
-        with get_parallel().override(tp_rank=3):
-            dp_attention.initialize_dp_attention(
-                hidden_size=8, dtype=torch.float16, device=torch.device("cpu")
-            )
+        get_parallel().override_permanently(tp_rank=3)
+        with (
+            get_parallel().override(attn_tp_rank=1),
+            pytest.raises(RuntimeError, match=r"initialize_dp_attention\(\) inside .*attn_tp_rank"),
+        ):
+            _initialize()
+        assert get_parallel()._stamp == {"tp_rank": 3}
+        _initialize()
         assert get_parallel().attn_dp_rank == 1
-        assert get_parallel()._stamp == {"attn_dp_rank": 1}
+        assert get_parallel()._stamp == {"tp_rank": 3, "attn_dp_rank": 1}
         found = (dp_attention.get_dp_hidden_size(), dp_attention.get_dp_dtype(), dp_attention.get_dp_device())
         assert found == (8, torch.float16, torch.device("cpu"))
 

@@ -4,15 +4,18 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.group_layout import GroupSizes
 from sglang.srt.runtime_context import SpawnRanks, _validate_parallel, get_parallel, publish
-from sglang.srt.runtime_context.identities import GROUP_WIDTHS
+from sglang.srt.runtime_context.identities import GROUP_WIDTHS, as_integer
 from sglang.srt.server_args import ServerArgs
 
 #: Rank 5 of eight: attention 2 x 2 x 2, experts 2 x 2 x 2, decode-context 2, two stages.
@@ -100,6 +103,7 @@ def test_every_violation_is_in_one_error_in_a_fixed_order(parallel: Any) -> None
     assert heads == [
         "tp_size == attn_tp_size * attn_dp_size * attn_cp_size",
         "tp_size == moe_ep_size * moe_dp_size * moe_tp_size",
+        "attn_tp_size % dcp_size == 0",
         "0 <= pp_rank < pp_size",
         "tp_rank == (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank",
         "tp_group.world_size == tp_size",
@@ -124,6 +128,50 @@ def test_a_half_initialised_process_can_be_checked(parallel: Any) -> None:
     lone._overrides.update(attn_cp_size=1)
     with pytest.raises(ValueError, match=r"4 != 3 \* 1 \* 1"):
         _validate_parallel(lone, "a test")
+
+
+def test_integers_of_numpy_and_torch_are_checked_like_those_of_python(parallel: Any) -> None:
+    """A rank out of a tensor skipped every identity, so that any number passed."""
+    rule = "0 <= pp_rank < pp_size: rank 9, width 2"
+    for rank in (9, np.int64(9), np.uint8(9), torch.tensor(9), torch.tensor(9, dtype=torch.int8)):
+        assert _violations(parallel, pp_rank=rank) == [rule], repr(rank)
+        assert _violations(parallel, pp_rank=rank, pp_size=rank + 1) == []
+    for no_integer in (
+        np.bool_(True),
+        torch.tensor(True),
+        torch.tensor(9.0),
+        torch.tensor([9]),
+        np.float32(9),
+    ):
+        assert as_integer(no_integer) is None, repr(no_integer)
+        assert _violations(parallel, pp_rank=no_integer) == []
+    group = SimpleNamespace(world_size=np.int64(6), rank_in_group=np.int64(5))
+    assert _violations(parallel, tp_group=group) == [
+        "tp_group.world_size == tp_size: built 6, configured 8",
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields, rule",
+    [
+        ({"tp_size": 4, "dcp_size": 3}, "attn_tp_size % dcp_size == 0: 4 % 3 == 1"),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True, "dcp_size": 4}, "2 % 4 == 2"),
+        (
+            {"tp_size": 4, "pp_size": 2, "max_ep_size": 7},
+            "max_ep_size >= ep_join_rank_offset + tp_size * pp_size: 7 < 0 + 4 * 2",
+        ),
+        ({"tp_size": 4, "ep_join_rank_offset": 4, "max_ep_size": 7}, "7 < 4 + 4 * 1"),
+    ],
+)
+def test_stripes_that_do_not_divide_and_a_world_without_room_are_refused_at_publish(
+    fields: dict[str, Any], rule: str
+) -> None:
+    """They were found only when the groups were cut, or never."""
+    with pytest.raises(ValueError, match="(?s)set by publish.*" + re.escape(rule)) as caught:
+        publish(ServerArgs(model_path="dummy", **fields), role="test", ranks=None)
+    assert len(str(caught.value).splitlines()) == 3  # this rule and no other
+    fitting = {**fields, "dcp_size": min(fields.get("dcp_size", 1), 2), "max_ep_size": 8}
+    publish(ServerArgs(model_path="dummy", **fitting), role="test", ranks=None)
 
 
 def test_dp_rank_counts_separate_worlds_and_has_no_range(parallel: Any) -> None:

@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=8, suite="unit-cpu")
 
 import copy
+import pickle
 import threading
 from typing import Any
 from unittest.mock import patch
@@ -163,15 +164,28 @@ def test_the_names_come_from_the_declarations_and_do_not_overlap() -> None:
 
 
 def test_properties_cannot_be_assigned_and_unknown_attributes_cannot_be_added() -> None:
-    for name in ("tp_size", "tp_rank", "attn_tp_size", "not_declared"):
-        with pytest.raises(AttributeError):
+    for name in ("tp_size", "tp_rank", "attn_tp_size", "tp_group"):
+        with pytest.raises(
+            AttributeError, match=rf"read-only.*override\({name}=\.\.\.\).*_permanently\({name}="
+        ):
             setattr(get_parallel(), name, 1)
+    with pytest.raises(AttributeError, match="has no 'tp_sise'; nearest: tp_size"):
+        get_parallel().tp_sise = 1
     assert not hasattr(get_parallel(), "__dict__")
 
 
 def test_a_copy_and_a_half_built_instance_are_harmless() -> None:
-    parallel = _published(tp_size=2)
-    assert copy.copy(parallel).tp_size == 2
+    parallel = _published(tp_size=2, ranks=SpawnRanks(world_rank=1))
+    twin = copy.copy(parallel)
+    assert (twin.tp_size, twin.tp_rank) == (2, 1)
+    twin.override_permanently(tp_rank=0, attn_tp_rank=0)
+    with twin.override(pp_size=4):
+        assert (parallel.tp_rank, parallel.pp_size) == (1, 1)
+    twin.clear_stamp()
+    assert parallel.tp_rank == 1
+    for carry in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"belongs to its process.*get_parallel\(\)"):
+            carry(parallel)
     blank = ParallelContext.__new__(ParallelContext)
     for name in ("_config", "_stamp", "_overrides", "_layers", "__deepcopy__", "tp_size"):
         with pytest.raises(AttributeError):

@@ -25,6 +25,7 @@ from sglang.srt.runtime_context import (
     get_parallel,
     get_schedule,
     get_server_args,
+    get_spec,
     max_speculative_num_draft_tokens,
     publish,
     publish_role,
@@ -259,6 +260,21 @@ def test_the_draft_bound_is_read_at_each_publish(
     reset_context()
     with pytest.raises(ValueError, match="'spec' not published"):
         max_speculative_num_draft_tokens()
+
+
+def test_the_draft_bound_follows_a_later_override_upwards_only() -> None:
+    """Buffers are sized by it: what was published may still be in flight, and what is in force must fit."""
+    publish(_record(speculative_num_draft_tokens=4), role="test")
+    get_context().override("a test", speculative_num_draft_tokens=9)
+    assert max_speculative_num_draft_tokens() == 9
+    get_context().override("a test", speculative_num_draft_tokens=2)
+    assert max_speculative_num_draft_tokens() == 4
+    get_context().override("a test", speculative_num_draft_tokens=None)
+    assert max_speculative_num_draft_tokens() == 4
+    publish(_record(), role="test")
+    assert max_speculative_num_draft_tokens() is None
+    with get_spec().override(speculative_num_draft_tokens=3):
+        assert max_speculative_num_draft_tokens() == 3
 
 
 def test_the_context_loads_neither_torch_nor_utils() -> None:

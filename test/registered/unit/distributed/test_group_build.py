@@ -86,6 +86,36 @@ def test_every_group_is_built_as_the_layout_says_and_lands_in_its_slot() -> None
     assert [getattr(parallel_state, slot) for slot in SLOTS] == [None] * 9
 
 
+def test_publishing_as_another_rank_while_groups_stand_is_refused() -> None:
+    """The widths are equal, so nothing else notices that every group holds this process on another seat."""
+    _publish(1, tp_size=4)
+    with _pretended_world(4, 1):
+        parallel_state.initialize_model_parallel()
+        _publish(1, tp_size=4)  # the rank that built them
+        with pytest.raises(
+            RuntimeError, match=r"(?s)of another rank stand.*destroy_model_parallel.*built 1, con"
+        ):
+            _publish(2, tp_size=4)
+        assert get_parallel().tp_rank == 1
+        parallel_state.destroy_model_parallel()
+        _publish(2, tp_size=4)
+    assert get_parallel().tp_rank == 2
+
+
+def test_groups_are_not_built_at_the_widths_of_an_open_scope() -> None:
+    _publish(1, tp_size=4)
+    narrow = {"tp_size": 2, "attn_tp_size": 2, "moe_tp_size": 2}
+    with _pretended_world(4, 1) as built:
+        with (
+            get_parallel().override(**narrow),
+            pytest.raises(RuntimeError, match=r"initialize_model_parallel\(\) inside an open .*tp_size"),
+        ):
+            parallel_state.initialize_model_parallel()
+        assert built == []
+        parallel_state.initialize_model_parallel()
+        assert len(built) == 9
+
+
 def test_the_build_takes_no_width_as_an_argument() -> None:
     assert inspect.signature(parallel_state.initialize_model_parallel).parameters == {}
 
@@ -113,7 +143,6 @@ def test_a_group_whose_seat_is_not_the_stamped_one_is_refused() -> None:
     [
         ({"tp_size": 2}, 4, r"4 != 0 \+ 2 \* 1"),
         ({"tp_size": 2, "pp_size": 2}, 2, r"2 != 0 \+ 2 \* 2"),
-        ({"tp_size": 4, "dcp_size": 3}, 4, r"dcp_size must divide attn_tp_size: 4 % 3"),
     ],
 )
 def test_a_world_that_does_not_fit_is_refused_before_any_group(

@@ -1,0 +1,216 @@
+"""Scopes of several threads and tasks: one order of closing, and nothing left behind in any other."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=3, suite="unit-cpu")
+
+import asyncio
+import gc
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import pytest
+
+from sglang.srt.distributed.parallel_state import patch_pipeline_parallel_group, patch_tensor_parallel_group
+from sglang.srt.runtime_context import SpawnRanks, get_flags, get_forward, get_parallel, get_schedule, publish
+from sglang.srt.runtime_context.scopes import Scope, ScopeStack, scope_function
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+
+@pytest.fixture(autouse=True)
+def published() -> None:
+    publish(ServerArgs(model_path="dummy"), role="scheduler", ranks=SpawnRanks())
+
+
+#: Each place of process-wide values that a scope states: how to state a number there, and how to read it.
+PLACES: dict[str, tuple[Callable[[int], AbstractContextManager[None]], Callable[[], Any]]] = {
+    "parallel": (lambda n: get_parallel().override(nccl_port=n), lambda: get_parallel().nccl_port),
+    "bag": (lambda n: get_schedule().override(page_size=n), lambda: get_schedule().page_size),
+    "flags": (lambda n: get_flags().dp.override(hidden_size=n), lambda: get_flags().dp.hidden_size),
+    "forward": (
+        lambda n: get_forward().scoped(dp_global_buffer_len=n),
+        lambda: get_forward().dp_global_buffer_len,
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_scope_that_closes_out_of_order_is_an_error_and_leaves_nothing_behind(place: str) -> None:
+    """Each used to put back what it had found, so that the first one's value stayed for ever."""
+    state, read = PLACES[place]
+    before, first, second = read(), state(1), state(2)
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(RuntimeError, match="last-in first-out"):
+        first.__exit__(None, None, None)
+    assert read() == 2, "the scope that is still open lost its value"
+    second.__exit__(None, None, None)
+    assert read() == before
+
+
+def test_the_error_names_both_scopes_and_where_they_were_opened() -> None:
+    first, second = get_parallel().override(nccl_port=1), get_parallel().override(node_rank=5, nnodes=9)
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(RuntimeError) as caught:
+        first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    words = str(caught.value)
+    assert "states nccl_port (opened at " in words and "states nnodes, node_rank (opened at " in words
+    assert words.count(__file__) == 2
+
+
+def test_threads_that_overlap_are_told_and_the_process_is_as_before() -> None:
+    parallel = get_parallel()
+    inside, leave = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def hold() -> None:
+        try:
+            with parallel.override(nccl_port=1):
+                inside.set()
+                leave.wait(60)
+        except RuntimeError as error:
+            errors.append(error)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert inside.wait(60)
+    with parallel.override(nccl_port=2, node_rank=3):
+        leave.set()
+        holder.join(60)
+        assert (parallel.nccl_port, parallel.node_rank) == (2, 3)
+    assert "last-in first-out" in str(errors[0])
+    assert parallel._overrides == {} and parallel.nccl_port is None
+
+
+def test_tasks_that_overlap_are_told_and_the_process_is_as_before() -> None:
+    async def scene() -> list[BaseException | None]:
+        entered, leave = asyncio.Event(), asyncio.Event()
+
+        async def early() -> None:
+            with get_parallel().override(nccl_port=1):
+                entered.set()
+                await leave.wait()
+
+        async def late() -> None:
+            await entered.wait()
+            with get_parallel().override(nccl_port=2):
+                leave.set()
+                await task
+
+        task = asyncio.create_task(early())
+        return await asyncio.gather(task, late(), return_exceptions=True)
+
+    told = asyncio.run(scene())
+    assert [type(error) for error in told] == [RuntimeError, RuntimeError]  # late() meets it where it waits
+    assert get_parallel()._overrides == {}
+
+
+def test_in_whatever_order_scopes_close_the_open_ones_answer_and_the_rest_is_taken_back() -> None:
+    """Against a model worked out anew at each step: the values below, then each open scope in turn."""
+    draw = random.Random(20)
+    for _ in range(200):
+        ground = dict.fromkeys(draw.sample("abcd", 2), 0)
+        values = dict(ground)
+        stack = ScopeStack("a test", values)
+        open_now: list[Scope] = []
+        for step in range(12):
+            if open_now and draw.random() < 0.5:
+                scope = draw.choice(open_now)
+                in_order = scope is open_now[-1]
+                open_now.remove(scope)
+                if in_order:
+                    scope.__exit__(None, None, None)
+                else:
+                    with pytest.raises(RuntimeError, match="a test: the scope that states"):
+                        scope.__exit__(None, None, None)
+            else:
+                scope = Scope(stack, dict.fromkeys(draw.sample("abcd", draw.randint(1, 3)), step + 1))
+                scope.__enter__()
+                open_now.append(scope)
+            expected = dict(ground)
+            for scope in open_now:
+                expected.update(scope.names)
+            assert values == expected
+        for scope in reversed(open_now):
+            scope.__exit__(None, None, None)
+        assert values == ground
+
+
+def test_many_threads_that_nest_properly_in_turn_never_meet_a_wrong_order() -> None:
+    parallel, turn = get_parallel(), threading.Lock()
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(200):
+                with turn, parallel.override(nccl_port=number), parallel.override(node_rank=number):
+                    assert (parallel.nccl_port, parallel.node_rank) == (number, number)
+        except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert failures == [] and parallel._overrides == {}
+
+
+# -- entered once ------------------------------------------------------------------------------------------
+
+
+@scope_function
+def _block() -> Iterator[None]:
+    with get_parallel().override(nccl_port=1):
+        yield
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: get_parallel().override(nccl_port=1, node_rank=2), "() that states nccl_port, node_rank"),
+        (lambda: get_schedule().override(page_size=2), "'schedule' that states page_size"),
+        (lambda: get_flags().dp.override(enabled=True), "DpFlags that states enabled"),
+        (lambda: get_forward().scoped(dp_max_padding=True), "ForwardFlags.scoped(...)"),
+        (lambda: patch_tensor_parallel_group(object(), owns_attention=True), "tensor_scope(...)"),
+        (lambda: patch_pipeline_parallel_group(object()), "patch_pipeline_parallel_group(...)"),
+        (lambda: draft_tp_context(owns_attention=True), "tensor_scope(...)"),
+        (lambda: draft_tp_context(owns_attention=False), "_targets_placement(...)"),
+        (_block, "_block(...)"),
+    ],
+)  # fmt: skip
+def test_a_scope_that_is_made_and_never_entered_warns_once(make: Callable[[], Any], words: str) -> None:
+    """`draft_tp_context(owns_attention=True)` on a line of its own leaves the draft in the target's place."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make()
+        gc.collect()
+    assert [item.category for item in caught] == [RuntimeWarning]
+    assert words in str(caught[0].message) and "never entered" in str(caught[0].message)
+
+
+def test_an_entered_scope_and_a_refused_one_do_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with get_parallel().override(nccl_port=1), get_schedule().override(page_size=2), _block():
+            pass
+        for refused in ({"tp_sise": 1}, {"tp_size": 2}):
+            with pytest.raises(ValueError), get_parallel().override(**refused):  # type: ignore[arg-type]
+                pass
+        gc.collect()
+
+
+def test_a_scope_is_entered_once() -> None:
+    scope = get_parallel().override(nccl_port=1)
+    with ExitStack() as stack:
+        stack.enter_context(scope)
+        with pytest.raises(RuntimeError, match=r"nccl_port .*was entered before; make another"):
+            scope.__enter__()
+    assert get_parallel()._overrides == {}

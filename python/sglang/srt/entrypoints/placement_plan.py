@@ -19,7 +19,18 @@ from sglang.srt.runtime_context.publication import Publication, SpawnRanks, buil
 from sglang.srt.runtime_context.widths import ranks_of_node, worlds_of
 from sglang.srt.server_args import ServerArgs
 
-__all__ = ["DIMENSIONS", "MEANING", "MOST_RANKS", "Group", "Plan", "Seat", "plan_from_flags", "plan_of"]
+__all__ = [
+    "DIMENSIONS",
+    "MEANING",
+    "MOST_RANKS",
+    "Group",
+    "Partition",
+    "Plan",
+    "Seat",
+    "partitions",
+    "plan_from_flags",
+    "plan_of",
+]
 
 #: In the order in which a reader wants them; each has `<name>_size` and `<name>_rank` in the context.
 DIMENSIONS = ("pp", "tp", "attn_dp", "attn_cp", "attn_tp", "dcp", "moe_dp", "moe_ep", "moe_tp")
@@ -27,7 +38,7 @@ DIMENSIONS = ("pp", "tp", "attn_dp", "attn_cp", "attn_tp", "dcp", "moe_dp", "moe
 MEANING = {
     "pp": "pipeline stages; the group passes hidden states on",
     "tp": "one stage's weights, cut over these ranks",
-    "attn_dp": "who holds which requests; an index, not a group",
+    "attn_dp": "ranks that hold the same requests; an index, not a group",
     "attn_cp": "slices of one long prompt",
     "attn_tp": "attention heads, cut over ranks that hold the same requests",
     "dcp": "stripes of one sequence's cache while decoding",
@@ -68,6 +79,41 @@ class Group:
     width: int
     lists: Sequence[Sequence[int]]
     collective: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """One way to cut the ranks into groups, with every kind of group that cuts them so."""
+
+    kinds: Sequence[str]
+    width: int
+    lists: Sequence[Sequence[int]]
+    collective: bool = True
+
+    @property
+    def label(self) -> str:
+        """``tp = attn_tp = moe_tp``."""
+        return " = ".join(self.kinds)
+
+
+def partitions(groups: Sequence[Group]) -> list[Partition]:
+    """What really cuts, each partition once: kinds whose groups are the same lists of ranks in the same order
+    become one, at the place of the first of them. Kinds of one rank a group are left out, and an index is
+    equal to no group, since nobody reduces over it."""
+    equal: dict[tuple[bool, tuple[tuple[int, ...], ...]], list[Group]] = {}
+    for group in groups:
+        if group.width > 1:
+            lists = tuple(tuple(ranks) for ranks in group.lists)
+            equal.setdefault((group.collective, lists), []).append(group)
+    return [
+        Partition(
+            kinds=[group.kind for group in same],
+            width=same[0].width,
+            lists=same[0].lists,
+            collective=collective,
+        )
+        for (collective, _), same in equal.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sglang.srt.entrypoints.placement_plan import Plan, Seat
+from sglang.srt.entrypoints.placement_plan import Plan, Seat, partitions
 
 __all__ = ["as_json", "as_text", "headline", "shown_ranks"]
 
@@ -77,21 +77,21 @@ def _seat_lines(plan: Plan) -> Iterator[str]:
 
 
 def _group_lines(plan: Plan) -> Iterator[str]:
-    wide = [group for group in plan.groups if group.width > 1]
+    wide = partitions(plan.groups)
     same = ", the same in each replica" if plan.replicas > 1 else ""
     if not wide:
         yield "groups: every rank is alone in each of its groups"
         return
     yield f"groups (world ranks{same})"
-    longest = max(len(group.kind) for group in wide)
+    longest = max(len(partition.label) for partition in wide)
     yield f"  {'kind'.ljust(longest)}  width  ranks"
-    for group in wide:
-        head = f"  {group.kind.ljust(longest)}  {group.width:>5}  "
-        texts = [shown_ranks(ranks) for ranks in group.lists]
-        if not group.collective:
+    for partition in wide:
+        head = f"  {partition.label.ljust(longest)}  {partition.width:>5}  "
+        texts = [shown_ranks(ranks) for ranks in partition.lists]
+        if not partition.collective:
             texts = [f"{index}={text}" for index, text in enumerate(texts)]
         yield from _wrapped(head, texts, " ")
-    if any(not group.collective for group in wide):
+    if any(not partition.collective for partition in wide):
         yield "  (attn_dp is an index and no group: N=[ranks that hold replica N's requests])"
     alone = [group.kind for group in plan.groups if group.width == 1]
     if alone:

@@ -32,10 +32,9 @@ one wide, so every rank is rank 0 there: pp, attn_cp, attn_tp, dcp, moe_dp,
                                          moe_ep
 
 groups (world ranks)
-  kind     width  ranks
-  tp           2  [0,1]
-  attn_dp      2  0=[0] 1=[1]
-  moe_tp       2  [0,1]
+  kind         width  ranks
+  tp = moe_tp      2  [0,1]
+  attn_dp          2  0=[0] 1=[1]
   (attn_dp is an index and no group: N=[ranks that hold replica N's requests])
 one rank a group: pp, attn_cp, attn_tp, dcp, moe_dp, moe_ep, self_pp
 """
@@ -91,10 +90,8 @@ one wide, so every rank is rank 0 there: pp, attn_dp, attn_cp, dcp, moe_dp,
                                          moe_ep
 
 groups (world ranks, the same in each replica)
-  kind     width  ranks
-  tp           2  [0,1]
-  attn_tp      2  [0,1]
-  moe_tp       2  [0,1]
+  kind                   width  ranks
+  tp = attn_tp = moe_tp      2  [0,1]
 one rank a group: pp, attn_dp, attn_cp, dcp, moe_dp, moe_ep, self_pp
 """
 

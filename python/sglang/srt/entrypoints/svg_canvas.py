@@ -8,16 +8,22 @@ from __future__ import annotations
 import math
 from html import escape
 
-__all__ = ["Canvas", "ink_on", "text_width", "tint", "wrap"]
+__all__ = ["Canvas", "ink_on", "text_width", "wrap"]
 
-#: Widest common sans-serif faces, measured generously: a viewer's own font must not overflow its box.
-_EM = 0.6
-_EM_BOLD = 0.68
+#: Advance widths in em of the widest common sans-serif (DejaVu), rounded up by kind of letter: a viewer's own
+#: font must not overflow its box.
+_NARROW, _NARROW_EM = frozenset(" !'(),-./:;I[]fijlrt|"), 0.43
+_COMMON, _COMMON_EM = frozenset("0123456789_abcdeghknopqsuvxyz"), 0.64
+_WIDE_EM = 1.0
+_BOLD = 1.16
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
     """Room that these words may take in any common sans-serif."""
-    return len(text) * size * (_EM_BOLD if bold else _EM)
+    em = sum(
+        _NARROW_EM if letter in _NARROW else _COMMON_EM if letter in _COMMON else _WIDE_EM for letter in text
+    )
+    return em * size * (_BOLD if bold else 1.0)
 
 
 def wrap(text: str, size: float, room: float, *, bold: bool = False) -> list[str]:
@@ -34,12 +40,6 @@ def wrap(text: str, size: float, room: float, *, bold: bool = False) -> list[str
 
 def _channels(colour: str) -> list[int]:
     return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
-
-
-def tint(colour: str, strength: float) -> str:
-    """A colour thinned with white: 1 is the colour, 0 is white."""
-    mixed = (round(255 - (255 - channel) * strength) for channel in _channels(colour))
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
 def ink_on(colour: str) -> str:
@@ -65,12 +65,13 @@ class Canvas:
         *,
         fill: str,
         edge: str = "none",
+        stroke: float = 1.0,
         name: str = "",
     ) -> None:
-        named = f' class="{name}"' if name else ""
+        named = f' class="{escape(name)}"' if name else ""
         self._parts.append(
             f'<rect{named} x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3" '
-            f'fill="{fill}" stroke="{edge}"/>'
+            f'fill="{fill}" stroke="{edge}" stroke-width="{stroke:g}"/>'
         )
 
     def words(

@@ -32,7 +32,8 @@ EXIT_PROMPT = [8, 8, 8]
 #: The loop never comes round again.
 HANG_PROMPT = [9, 9, 9]
 STEP_S = 0.01
-POOL_TOKENS = 4096
+#: Room for answers that no test waits for.
+POOL_TOKENS = 1 << 20
 #: A leader leaves this file in the socket folder when it is told to leave; its peers look for it.
 _LEFT = "fake-ranks-leave"
 

@@ -27,13 +27,28 @@ class PlayedScheduler:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self._out: asyncio.Queue[io_struct.Message] = asyncio.Queue()
+        self._taken = False
+        #: What it says to a message as soon as that is sent, where a test sets it.
+        self.answer: Callable[[Any], io_struct.Message] | None = None
 
     def send(self, message: io_struct.Message) -> None:
         # Through bytes and back: what cannot be written as msgpack must not pass a test.
         self.sent.append(io_struct.decode(io_struct.encode(message)))
+        if self.answer is not None:
+            self.say(self.answer(message))
 
     async def recv(self) -> io_struct.Message:
-        return await self._out.get()
+        # Whoever comes for the next message is done with the one before.
+        if self._taken:
+            self._out.task_done()
+        self._taken = False
+        message = await self._out.get()
+        self._taken = True
+        return message
+
+    async def heard(self) -> None:
+        """Return when everything that was said has been handled."""
+        await self._out.join()
 
     @property
     def requests(self) -> list[io_struct.TokenizedGenerateReqInput]:
@@ -90,12 +105,6 @@ async def whole(manager: TokenizerManager, **fields: Any) -> Any:
     async for item in manager.generate_request(GenerateReqInput(**fields)):
         answer = item
     return answer
-
-
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def play(

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -25,9 +23,8 @@ from sglang.srt.entrypoints.server_main import READY_LINE, run_server
 from sglang.srt.environ import child_environment
 from sglang.srt.server_args import prepare_server_args
 from sglang.test.fake_rank import FAKE_RANK
-
-#: A loaded machine starts slowly; a test must not fail for that.
-START_TIMEOUT_S = 180.0
+from sglang.test.ports import held_ports
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 
 class RunningServer:
@@ -37,6 +34,7 @@ class RunningServer:
         self,
         arguments: list[str],
         *,
+        port: int,
         rank_module: str | None,
         environment: dict[str, str],
         folder: pathlib.Path,
@@ -44,7 +42,7 @@ class RunningServer:
     ) -> None:
         self.runtime_dir = folder / "run"
         self.runtime_dir.mkdir(exist_ok=True)
-        self.port = free_port()
+        self.port = port
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"server-{self.port}.log"
         command = ["sglang.test.server_fixture", rank_module] if rank_module else ["sglang.launch_server"]
@@ -60,7 +58,7 @@ class RunningServer:
                     **environment,
                 },
             )
-        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+        self.client = httpx.Client(base_url=self.url, timeout=HANG_GUARD_S)
 
     def log(self) -> str:
         """Everything the server and its ranks have written."""
@@ -72,7 +70,7 @@ class RunningServer:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log()}")
             return READY_LINE in self.log()
 
-        wait_until(ready, START_TIMEOUT_S, lambda: self.log())
+        wait_until(ready, self.log)
 
     def rank_pids(self) -> list[int]:
         return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
@@ -80,12 +78,10 @@ class RunningServer:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait_exit(self, seconds: float = 10.0) -> int:
-        """The exit code; an assertion with the log when it does not come in time."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still there after {seconds} s:\n{self.log()}") from None
+    def wait_exit(self) -> int:
+        """The exit code; an assertion with the log when it never comes."""
+        wait_until(lambda: self.process.poll() is not None, self.log)
+        return self.process.returncode
 
     def leftovers(self) -> list[str]:
         """Socket folders that are still there."""
@@ -130,6 +126,7 @@ def running_server(
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-")))
         server = RunningServer(
             ["--model-path", str(model), *flags],
+            port=stack.enter_context(held_ports()),
             rank_module=module,
             environment=environment,
             folder=folder,
@@ -141,46 +138,12 @@ def running_server(
         yield server
 
 
-def wait_until(
-    condition: Callable[[], Any], seconds: float, describe: Callable[[], str] | None = None
-) -> None:
-    """Poll until it holds; an assertion when it never does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s" + (f":\n{describe()}" if describe else ""))
-        time.sleep(0.02)
-
-
 def process_is_gone(pid: int) -> bool:
     """True also for a zombie: it holds nothing any more."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def port_is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def two_free_ports() -> int:
-    """The first of two neighbours that nobody uses."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
 
 
 if __name__ == "__main__":

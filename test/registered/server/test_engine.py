@@ -21,15 +21,18 @@ import pytest
 import sglang as sgl
 from sglang.srt.environ import child_environment, envs
 from sglang.test.fake_rank import FAKE_RANK
-from sglang.test.server_fixture import process_is_gone, wait_until
+from sglang.test.server_fixture import process_is_gone
 from sglang.test.tiny_models import write_tiny_model
+from sglang.test.waiting import HANG_GUARD_S, until, wait_until
 
+#: Longer than any wait: a test that waited for its end would fail.
+ENDLESS = {"max_new_tokens": 30_000, "ignore_eos": True}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
+    return write_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=32_768)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,11 @@ def engine(model: pathlib.Path) -> Iterator[sgl.Engine]:
 def fake(model: pathlib.Path) -> Iterator[sgl.Engine]:
     with sgl.Engine(model_path=str(model), _rank_module=FAKE_RANK) as engine:
         yield engine
+
+
+def num_running(engine: sgl.Engine) -> int:
+    count: int = engine.get_server_info()["internal_states"][0]["num_running_reqs"]
+    return count
 
 
 def ids_of(answer: Any) -> list[int]:
@@ -106,7 +114,7 @@ def test_it_works_inside_a_running_event_loop(engine: sgl.Engine) -> None:
         ({"prompt": ""}, "empty"),
         ({"prompt": "a", "image_data": "x.png"}, "image_data: only text"),
         ({"prompt": "a", "no_such_field": 1}, "no_such_field: unknown key"),
-        ({"input_ids": [1] * 600}, "longer than the model's context length"),
+        ({"input_ids": [1] * 40_000}, "longer than the model's context length"),
     ],
 )
 def test_a_mistake_in_a_call_is_a_value_error(engine: sgl.Engine, call: dict[str, Any], message: str) -> None:
@@ -123,37 +131,37 @@ def test_the_engine_tells_about_itself(engine: sgl.Engine, model: pathlib.Path) 
 
 
 def test_a_stream_left_early_is_aborted(fake: sgl.Engine) -> None:
-    stream = fake.generate("a", {"max_new_tokens": 400}, stream=True)
+    stream = fake.generate("a", ENDLESS, stream=True)
     assert not isinstance(stream, dict | list)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    wait_until(lambda: fake.get_server_info()["internal_states"][0]["num_running_reqs"] == 0, 5.0)
+    wait_until(lambda: num_running(fake) == 0)
 
 
 def test_a_cancelled_call_is_aborted(fake: sgl.Engine) -> None:
     async def main() -> None:
-        task = asyncio.create_task(fake.async_generate("a", {"max_new_tokens": 400}))
-        await asyncio.sleep(0.2)
+        task = asyncio.create_task(fake.async_generate("a", ENDLESS))
+        await until(lambda: num_running(fake) == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(main())
-    wait_until(lambda: fake.get_server_info()["internal_states"][0]["num_running_reqs"] == 0, 5.0)
+    wait_until(lambda: num_running(fake) == 0)
 
 
 def test_abort_ends_a_request_with_what_it_has(fake: sgl.Engine) -> None:
-    stream = fake.generate("a", {"max_new_tokens": 400}, stream=True, rid="mine")
+    stream = fake.generate("a", ENDLESS, stream=True, rid="mine")
     assert not isinstance(stream, dict | list)
     next(stream)
     fake.abort_request("mi")
     *_, last = stream
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
-    assert 0 < len(last["output_ids"]) < 400
+    assert 0 < len(last["output_ids"]) < ENDLESS["max_new_tokens"]
 
 
 def test_a_dead_rank_raises_with_its_cause_and_the_process_lives_on(fake: sgl.Engine) -> None:
-    stream = fake.generate("a", {"max_new_tokens": 400}, stream=True)
+    stream = fake.generate("a", ENDLESS, stream=True)
     assert not isinstance(stream, dict | list)
     next(stream)
     os.kill(fake.get_all_child_pids()[0], signal.SIGKILL)
@@ -210,7 +218,7 @@ FORK = """
     engine = sgl.Engine(model_path={model!r}, _rank_module={rank!r})
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # a child that hangs is killed
+        signal.alarm(60)  # a child that hangs is killed
         for use in (engine.generate, engine.flush_cache, lambda _=0: next(engine.generate("a", stream=True))):
             try:
                 use(*(["a"] if use == engine.generate else []))
@@ -231,7 +239,11 @@ def test_a_fork_cannot_use_the_engine_and_does_not_end_it(
     script = tmp_path / "fork.py"
     script.write_text(textwrap.dedent(FORK).format(model=str(model), rank=FAKE_RANK))
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, env=child_environment()
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=HANG_GUARD_S,
+        env=child_environment(),
     )
     assert (done.stdout, done.stderr) == ("0 bcd\n", "")
 
@@ -263,11 +275,11 @@ def test_the_engines_own_thread_never_waits_for_itself(model: pathlib.Path) -> N
         return engine.generate("a")
 
     with pytest.raises(RuntimeError, match="own thread"):
-        asyncio.run_coroutine_threadsafe(ask(), runtime._loop).result(20)
+        asyncio.run_coroutine_threadsafe(ask(), runtime._loop).result(HANG_GUARD_S)
     finalizer = engine._finalizer
     runtime._loop.call_soon_threadsafe(finalizer)
-    wait_until(lambda: all(map(process_is_gone, pids)), 20.0)
-    wait_until(lambda: not runtime._thread.is_alive(), 20.0)
+    wait_until(lambda: all(map(process_is_gone, pids)))
+    wait_until(lambda: not runtime._thread.is_alive())
 
 
 SCRIPT = """
@@ -288,7 +300,11 @@ def test_a_plain_script_needs_no_main_guard_and_no_shutdown(
     run_dir.mkdir()
     with envs.SGLANG_RUNTIME_DIR.override(str(run_dir)):
         done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=child_environment()
+            [sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=HANG_GUARD_S,
+            env=child_environment(),
         )
     assert (done.returncode, done.stderr) == (0, "")
     pid, text = done.stdout.split()

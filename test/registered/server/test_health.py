@@ -11,9 +11,12 @@ import signal
 import httpx
 import pytest
 
+from sglang.srt.utils.hold_watch import process_state
 from sglang.test.fake_rank import HANG_PROMPT
-from sglang.test.server_fixture import READY_LINE, running_server, wait_until
+from sglang.test.held_rank import HELD_RANK
+from sglang.test.server_fixture import READY_LINE, running_server
 from sglang.test.tiny_models import write_tiny_model
+from sglang.test.waiting import wait_until
 
 API, ADMIN = "normal-key-1234567", "admin-key-7654321"
 
@@ -37,8 +40,8 @@ def test_health_is_503_until_the_self_test_has_passed(model: pathlib.Path) -> No
             seen.append((status, ready_before))
             return status == 200
 
-        wait_until(asked, 120.0, server.log)
-        wait_until(lambda: READY_LINE in server.log(), 5.0)
+        wait_until(asked, server.log)
+        wait_until(lambda: READY_LINE in server.log())
         assert all(status == 503 for status, _ in seen[:-1])
         assert server.client.get("/ready").status_code == 200
         assert server.client.get("/health_generate").status_code == 200
@@ -46,10 +49,9 @@ def test_health_is_503_until_the_self_test_has_passed(model: pathlib.Path) -> No
 
 def test_a_starting_server_refuses_work_with_retry_after(model: pathlib.Path) -> None:
     """The rank is held before it is ready; the port answers meanwhile."""
-    with running_server(model, fake=True, wait=False) as server:
-        wait_until(lambda: server.rank_pids(), 60.0)
-        rank = server.rank_pids()[0]
-        os.kill(rank, signal.SIGSTOP)
+    with running_server(model, rank_module=HELD_RANK, wait=False) as server:
+        wait_until(lambda: server.rank_pids())
+        (rank,) = server.rank_pids()
 
         def listening() -> bool:
             try:
@@ -57,13 +59,12 @@ def test_a_starting_server_refuses_work_with_retry_after(model: pathlib.Path) ->
             except httpx.ConnectError:
                 return False
 
-        wait_until(listening, 60.0, server.log)
-        if READY_LINE in server.log():
-            pytest.skip("the rank was ready before it could be held")
+        wait_until(listening, server.log)
         refused = server.generate(text="a")
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
         assert "starting" in refused.json()["message"]
+        wait_until(lambda: process_state(rank) == "T")
         os.kill(rank, signal.SIGCONT)
         server.wait_ready()
         assert server.generate(text="a").status_code == 200
@@ -73,17 +74,17 @@ def test_a_rank_that_stands_still_is_unhealthy_and_recovers(model: pathlib.Path)
     with running_server(model, fake=True, SGLANG_HEALTH_CHECK_TIMEOUT="3") as server:
         rank = server.rank_pids()[0]
         os.kill(rank, signal.SIGSTOP)
-        wait_until(lambda: server.client.get("/health").status_code == 503, 20.0)
+        wait_until(lambda: server.client.get("/health").status_code == 503)
         assert "has not turned" in server.client.get("/health").json()["message"]
         os.kill(rank, signal.SIGCONT)
-        wait_until(lambda: server.client.get("/health").status_code == 200, 20.0)
+        wait_until(lambda: server.client.get("/health").status_code == 200)
 
 
 def test_a_long_forward_is_healthy_as_long_as_the_watchdog_allows(model: pathlib.Path) -> None:
     with running_server(model, fake=True, SGLANG_HEALTH_CHECK_TIMEOUT="1") as server:
         with pytest.raises(httpx.ReadTimeout):
             server.client.post("/generate", json={"input_ids": HANG_PROMPT}, timeout=2.5)
-        assert server.client.get("/health", timeout=1.0).status_code == 200
+        assert server.client.get("/health").status_code == 200
         assert server.client.get("/health_generate").status_code == 503
 
 

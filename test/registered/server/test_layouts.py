@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from sglang.test.server_fixture import RunningServer, running_server, two_free_ports
+from sglang.test.ports import held_ports
+from sglang.test.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_model
 
 #: Odd lengths, so that no width divides them; 40 tokens take the second page of everything.
@@ -67,7 +68,7 @@ def test_a_layout_serves_what_one_rank_serves(
             assert ask(server, PROMPTS[1], routed_dp_rank=replica) == expected[1]
         assert "layout: tp_size=" in server.log()
         server.signal(signal.SIGTERM)
-        assert server.wait_exit(20.0) == 0
+        assert server.wait_exit() == 0
         assert server.leftovers() == []
         assert "Traceback" not in server.log()
 
@@ -77,10 +78,10 @@ def test_replicas_do_not_wait_for_each_other(model: pathlib.Path) -> None:
     ports of their own, and a second server beside them needs none.
     """
     lengths = [3, 60, 7, 45, 12, 30, 21]
-    address = f"127.0.0.1:{two_free_ports()}"
-    node = ("--nnodes", "1", "--node-rank", "0", "--dist-init-addr", address)
+    node = ("--nnodes", "1", "--node-rank", "0", "--dist-init-addr")
     with (
-        running_server(model, *SMALL, "--dp-size", "2", *node) as server,
+        held_ports(2) as first,
+        running_server(model, *SMALL, "--dp-size", "2", *node, f"127.0.0.1:{first}") as server,
         running_server(model, *SMALL, "--tp-size", "2", wait=False) as beside,
         ThreadPoolExecutor(len(lengths)) as pool,
     ):

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from typing import Any
 
@@ -21,21 +22,20 @@ import pytest
 
 from sglang.srt.environ import child_environment
 from sglang.test.fake_rank import EXIT_PROMPT, HANG_PROMPT, RAISE_PROMPT
-from sglang.test.server_fixture import (
-    RunningServer,
-    port_is_free,
-    process_is_gone,
-    running_server,
-    wait_until,
-)
+from sglang.test.ports import port_is_free
+from sglang.test.server_fixture import RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
+#: A few seconds of a fake rank.
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
+#: Longer than any wait: a test that waited for its end would fail.
+ENDLESS = {"max_new_tokens": 30_000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
+    return write_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=32_768)
 
 
 class Stream(threading.Thread):
@@ -52,7 +52,7 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=60.0) as response:
+            with httpx.stream("POST", self._url, json=self._body, timeout=HANG_GUARD_S) as response:
                 self.status = response.status_code
                 for line in response.iter_lines():
                     if line:
@@ -61,23 +61,23 @@ class Stream(threading.Thread):
             self.error = error
 
     def wait_for_first_event(self) -> None:
-        wait_until(lambda: self.lines or self.error, 30.0)
+        wait_until(lambda: self.lines or self.error)
 
 
 def assert_nothing_is_left(server: RunningServer, ranks: list[int]) -> None:
-    wait_until(lambda: all(map(process_is_gone, ranks)), 10.0)
-    wait_until(lambda: server.leftovers() == [], 10.0, lambda: str(server.leftovers()))
+    wait_until(lambda: all(map(process_is_gone, ranks)))
+    wait_until(lambda: server.leftovers() == [], lambda: str(server.leftovers()))
     assert port_is_free(server.port)
 
 
 def test_killing_the_rank_ends_the_server_with_its_cause(model: pathlib.Path) -> None:
     with running_server(model, fake=True) as server:
         ranks = server.rank_pids()
-        stream = Stream(server, sampling_params=LONG)
+        stream = Stream(server, sampling_params=ENDLESS)
         stream.wait_for_first_event()
         os.kill(ranks[0], signal.SIGKILL)
-        assert server.wait_exit(10.0) == 1
-        stream.join(10.0)
+        assert server.wait_exit() == 1
+        stream.join(HANG_GUARD_S)
         assert not stream.is_alive(), "the client hangs"
         assert "SIGKILL" in stream.lines[-2]
         assert stream.lines[-1] == "data: [DONE]"
@@ -95,9 +95,9 @@ def test_killing_the_main_process_takes_the_ranks_along(model: pathlib.Path) -> 
 
 
 def test_the_real_rank_leaves_with_a_killed_main_process_too(model: pathlib.Path) -> None:
-    with running_server(model, "--max-total-tokens", "512") as server:
+    with running_server(model, "--max-total-tokens", "40000") as server:
         ranks = server.rank_pids()
-        Stream(server, sampling_params=LONG).wait_for_first_event()
+        Stream(server, sampling_params=ENDLESS).wait_for_first_event()
         server.signal(signal.SIGKILL)
         server.wait_exit()
         assert_nothing_is_left(server, ranks)
@@ -118,7 +118,7 @@ def test_a_rank_that_ends_by_itself_ends_the_server_with_its_cause(
         answer = server.generate(input_ids=prompt)
         assert answer.status_code == 500
         assert cause in answer.json()["error"]["message"]
-        assert server.wait_exit(10.0) == 1
+        assert server.wait_exit() == 1
         assert cause in server.log()
         assert_nothing_is_left(server, ranks)
 
@@ -128,7 +128,7 @@ def test_a_stuck_rank_is_ended_by_the_watchdog_with_its_stacks(model: pathlib.Pa
         ranks = server.rank_pids()
         answer = server.generate(input_ids=HANG_PROMPT)
         assert answer.status_code == 500
-        assert server.wait_exit(20.0) == 1
+        assert server.wait_exit() == 1
         assert "watchdog timeout: rank 0" in server.log()
         assert "_fail_on_purpose" in server.log(), "no stacks in the log"
         assert_nothing_is_left(server, ranks)
@@ -140,15 +140,18 @@ def test_sigterm_lets_streams_finish_and_takes_nothing_new(model: pathlib.Path) 
         streams = [Stream(server, sampling_params=LONG) for _ in range(10)]
         for stream in streams:
             stream.wait_for_first_event()
+        # Held, so that no stream can be over before the test has looked.
+        os.kill(ranks[0], signal.SIGSTOP)
         server.signal(signal.SIGTERM)
-        wait_until(lambda: server.client.get("/health").status_code == 503, 5.0)
+        wait_until(lambda: server.client.get("/health").status_code == 503)
         refused = server.generate(text="new")
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
-        assert any(stream.is_alive() for stream in streams), "the streams were over before the test looked"
-        assert server.wait_exit(30.0) == 0
+        assert all(stream.is_alive() for stream in streams)
+        os.kill(ranks[0], signal.SIGCONT)
+        assert server.wait_exit() == 0
         for stream in streams:
-            stream.join(10.0)
+            stream.join(HANG_GUARD_S)
             assert stream.error is None
             assert stream.lines[-1] == "data: [DONE]"
             assert '"completion_tokens":400' in stream.lines[-2]
@@ -160,20 +163,20 @@ def test_sigterm_lets_streams_finish_and_takes_nothing_new(model: pathlib.Path) 
 def test_a_second_sigterm_ends_at_once(model: pathlib.Path) -> None:
     with running_server(model, fake=True) as server:
         ranks = server.rank_pids()
-        Stream(server, sampling_params=LONG).wait_for_first_event()
+        Stream(server, sampling_params=ENDLESS).wait_for_first_event()
         server.signal(signal.SIGTERM)
-        wait_until(lambda: server.client.get("/health").status_code == 503, 5.0)
+        wait_until(lambda: server.client.get("/health").status_code == 503)
         server.signal(signal.SIGTERM)
-        assert server.wait_exit(3.0) == 0
+        assert server.wait_exit() == 0
         assert_nothing_is_left(server, ranks)
 
 
 def test_the_force_variable_skips_the_drain(model: pathlib.Path) -> None:
     with running_server(model, fake=True, SGLANG_FORCE_SHUTDOWN="1") as server:
         ranks = server.rank_pids()
-        Stream(server, sampling_params=LONG).wait_for_first_event()
+        Stream(server, sampling_params=ENDLESS).wait_for_first_event()
         server.signal(signal.SIGTERM)
-        assert server.wait_exit(3.0) == 0
+        assert server.wait_exit() == 0
         assert_nothing_is_left(server, ranks)
 
 
@@ -185,7 +188,7 @@ def test_sigint_stops_cleanly_also_when_it_reaches_the_ranks(model: pathlib.Path
             os.kill(pid, signal.SIGINT)
         assert server.generate(text="still here").status_code == 200
         server.signal(signal.SIGINT)
-        assert server.wait_exit(10.0) == 0
+        assert server.wait_exit() == 0
         assert "Traceback" not in server.log()
         assert_nothing_is_left(server, ranks)
 
@@ -228,16 +231,15 @@ def test_a_rank_that_cannot_load_ends_the_start_with_its_cause(
         data = file.read_bytes()
         (broken / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
     with running_server(broken, wait=False) as server:
-        assert server.wait_exit(120.0) == 1
+        assert server.wait_exit() == 1
         assert "model.safetensors" in server.log()
         assert "a scheduler process has died: rank 0" in server.log()
         assert server.leftovers() == []
 
 
-def test_the_next_start_sweeps_what_a_killed_family_left(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    folder = pathlib.Path(os.path.realpath("/tmp")) / f"sgl-sweep-{os.getpid()}"
-    folder.mkdir()
-    try:
+def test_the_next_start_sweeps_what_a_killed_family_left(model: pathlib.Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="sgl-sweep-") as name:
+        folder = pathlib.Path(name)
         with running_server(model, fake=True, folder=folder) as server:
             # All at once, so that no survivor can tidy up.
             for pid in server.rank_pids():
@@ -254,10 +256,6 @@ def test_the_next_start_sweeps_what_a_killed_family_left(model: pathlib.Path, tm
             with running_server(model, fake=True, folder=folder) as second:
                 assert len(second.leftovers()) == 2, "a folder in use was swept"
                 assert other[0] in second.leftovers()
-    finally:
-        for path in sorted(folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        folder.rmdir()
 
 
 def run_to_the_end(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -265,17 +263,17 @@ def run_to_the_end(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "sglang.cli", "serve", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_GUARD_S,
         env=child_environment(OMP_NUM_THREADS="1"),
     )
 
 
 def test_sigterm_during_the_start_ends_it_cleanly(model: pathlib.Path) -> None:
     with running_server(model, wait=False) as server:
-        wait_until(lambda: server.rank_pids(), 60.0, server.log)
-        wait_until(lambda: "Started server process" in server.log(), 60.0, server.log)
+        wait_until(lambda: server.rank_pids(), server.log)
+        wait_until(lambda: "Started server process" in server.log(), server.log)
         ranks = server.rank_pids()
         server.signal(signal.SIGTERM)
-        assert server.wait_exit(10.0) == 0
+        assert server.wait_exit() == 0
         assert "Traceback" not in server.log()
         assert_nothing_is_left(server, ranks)

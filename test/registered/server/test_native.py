@@ -8,20 +8,20 @@ import concurrent.futures
 import json
 import random
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
-from sglang.test.server_fixture import RunningServer, running_server, wait_until
+from sglang.test.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_model
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
-CONTEXT, POOL = 4096, 3000
+CONTEXT, POOL = 65_536, 50_000
 GREEDY = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
-LONG = {"temperature": 0.0, "max_new_tokens": 900, "ignore_eos": True}
+#: Not over before a test has done what it wants to do meanwhile; three of them fit into the pool.
+LONG = {"temperature": 0.0, "max_new_tokens": 15_000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_no_piece_of_a_stop_string_is_sent_and_a_near_miss_is(server: RunningSer
             {"text": "a", "sampling_params": {"max_new_tokens": CONTEXT}},
             "longer than the model's context length",
         ),
-        ({"input_ids": [1] * 2000, "sampling_params": {"max_new_tokens": 1500}}, f"pool ({POOL} tokens)"),
+        ({"input_ids": [1] * 2000, "sampling_params": {"max_new_tokens": POOL}}, f"pool ({POOL} tokens)"),
         ({"text": ""}, "empty"),
         ({}, "exactly one of text and input_ids"),
         ({"text": "a", "rid": 5}, "rid"),
@@ -198,7 +198,6 @@ def test_a_client_that_hangs_up_in_its_body_is_no_error_in_the_log(server: Runni
         connection.sendall((head + 'Content-Length: 50\r\n\r\n{"text"').encode())
     for _ in range(5):
         assert server.generate(text="next", sampling_params=GREEDY).status_code == 200
-        time.sleep(0.05)
     assert "Traceback" not in server.log()
 
 
@@ -246,7 +245,8 @@ def test_logprobs_cover_the_prompt_and_the_answer(server: RunningServer) -> None
 
 @pytest.mark.parametrize("how", ["stream", "plain", "samples"])
 def test_a_client_that_hangs_up_frees_its_slot_and_its_memory(server: RunningServer, how: str) -> None:
-    wait_until(lambda: is_idle(server), 10.0, lambda: str(state(server)))
+    wait_until(lambda: is_idle(server), lambda: str(state(server)))
+    before = state(server)
     body: dict[str, Any] = {"text": "hello", "sampling_params": {**LONG, "n": 3 if how == "samples" else 1}}
     raw = json.dumps({**body, "stream": how == "stream"}).encode()
     head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n"
@@ -256,19 +256,22 @@ def test_a_client_that_hangs_up_frees_its_slot_and_its_memory(server: RunningSer
         if how == "stream":
             connection.recv(100)
         else:
-            time.sleep(0.1)
-    wait_until(lambda: is_idle(server), 5.0, lambda: str(state(server)))
+            wait_until(lambda: state(server)["num_requests_received"] > before["num_requests_received"])
+    wait_until(lambda: is_idle(server), lambda: str(state(server)))
+    made = state(server)["num_generated_tokens"] - before["num_generated_tokens"]
+    assert made < LONG["max_new_tokens"], "nobody read it, and it went on to its end"
 
 
 def test_abort_matches_by_prefix_and_answers_with_what_there_is(server: RunningServer) -> None:
+    wait_until(lambda: is_idle(server))
+    before = state(server)["num_requests_received"]
+    lengths = {"ab1": LONG, "ab10": LONG, "other": {**LONG, "max_new_tokens": 900}}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         running = {
-            rid: pool.submit(server.generate, text="hello", sampling_params=LONG, rid=rid)
-            for rid in ("ab1", "ab10", "other")
+            rid: pool.submit(server.generate, text="hello", sampling_params=params, rid=rid)
+            for rid, params in lengths.items()
         }
-        wait_until(
-            lambda: state(server)["num_running_reqs"] == 3 or any(f.done() for f in running.values()), 10.0
-        )
+        wait_until(lambda: state(server)["num_requests_received"] == before + 3)
         assert server.client.post("/abort_request", json={"rid": ""}).status_code == 200
         assert server.client.post("/abort_request", json={"rid": "unknown"}).status_code == 200
         assert server.client.post("/abort_request", json={"rid": "ab1"}).status_code == 200
@@ -280,30 +283,30 @@ def test_abort_matches_by_prefix_and_answers_with_what_there_is(server: RunningS
 
 
 def test_a_rid_in_flight_is_refused_a_second_time(server: RunningServer) -> None:
-    with httpx.stream(
+    with server.client.stream(
         "POST",
-        server.url + "/generate",
+        "/generate",
         json={"text": "a", "rid": "dup", "stream": True, "sampling_params": LONG},
     ) as first:
         next(first.iter_lines())
         refused = server.generate(text="a", rid="dup", sampling_params=GREEDY)
         assert refused.status_code == 400
         assert "dup" in refused.json()["message"]
-    wait_until(lambda: is_idle(server), 5.0)
+    wait_until(lambda: is_idle(server))
 
 
 def test_the_cache_is_flushed_only_when_nothing_runs(server: RunningServer) -> None:
-    wait_until(lambda: is_idle(server), 5.0)
+    wait_until(lambda: is_idle(server))
     first = server.generate(text="shared words here", sampling_params=GREEDY)
     again = server.generate(text="shared words here", sampling_params=GREEDY)
     assert again.json()["meta_info"]["cached_tokens"] > 0
     assert again.json()["output_ids"] == first.json()["output_ids"]
-    with httpx.stream(
-        "POST", server.url + "/generate", json={"text": "a", "stream": True, "sampling_params": LONG}
+    with server.client.stream(
+        "POST", "/generate", json={"text": "a", "stream": True, "sampling_params": LONG}
     ) as running:
         next(running.iter_lines())
         assert server.client.post("/flush_cache").status_code == 400
-    wait_until(lambda: is_idle(server), 5.0)
+    wait_until(lambda: is_idle(server))
     assert server.client.get("/flush_cache?timeout=5").status_code == 200
     after = server.generate(text="shared words here", sampling_params=GREEDY)
     assert after.json()["meta_info"]["cached_tokens"] == 0
@@ -339,7 +342,7 @@ def test_information_routes_tell_resolved_values(server: RunningServer) -> None:
 
 
 def test_a_connection_survives_an_error(server: RunningServer) -> None:
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=HANG_GUARD_S) as client:
         assert client.post("/generate", json={"text": ""}).status_code == 400
         assert client.post("/generate", json={"text": "a", "sampling_params": GREEDY}).status_code == 200
 
@@ -354,7 +357,7 @@ def test_a_header_chooses_the_replica_and_must_be_a_number(server: RunningServer
 def test_clients_that_hang_up_while_others_wait_let_the_waiting_ones_run(server: RunningServer) -> None:
     """Ghosts of gone clients must not hold the pool: whoever is queued behind them is served at once."""
     body = {"text": "hello", "stream": True, "sampling_params": LONG}
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=HANG_GUARD_S) as client:
         streams = [
             client.send(client.build_request("POST", "/generate", json=body), stream=True) for _ in range(4)
         ]
@@ -362,14 +365,12 @@ def test_clients_that_hang_up_while_others_wait_let_the_waiting_ones_run(server:
         for stream in streams:
             stream.close()
     assert server.generate(text="third", sampling_params=GREEDY).status_code == 200
-    wait_until(lambda: is_idle(server), 5.0, lambda: str(state(server)))
+    wait_until(lambda: is_idle(server), lambda: str(state(server)))
 
 
 def test_many_short_requests_with_random_aborts_lose_nothing_and_leave_nothing(server: RunningServer) -> None:
     """500 requests, 16 at once; a third hang up, are aborted by name, or ask for several samples."""
-    wait_until(lambda: is_idle(server), 5.0)
-    assert server.client.post("/flush_cache").status_code == 200
-    memory_before = resident_bytes(server)
+    wait_until(lambda: is_idle(server))
     choices = random.Random(5)
     plan = [(number, choices.random(), choices.randint(1, 24)) for number in range(500)]
 
@@ -406,14 +407,6 @@ def test_many_short_requests_with_random_aborts_lose_nothing_and_leave_nothing(s
         outcomes = list(clients.map(lambda item: one(*item), plan))
     assert len(outcomes) == 500
     assert outcomes.count("answered") > 400
-    wait_until(lambda: is_idle(server), 5.0, lambda: str(state(server)))
+    wait_until(lambda: is_idle(server), lambda: str(state(server)))
     assert server.client.post("/flush_cache").status_code == 200
     assert state(server)["num_cached_tokens"] == 0
-    # Flat: a leak of a few kilobytes a request would show; the allocator's own slack does not.
-    assert resident_bytes(server) - memory_before < 60 << 20
-
-
-def resident_bytes(server: RunningServer) -> int:
-    """Memory of the server and its ranks."""
-    pids = [server.process.pid, *server.rank_pids()]
-    return sum(psutil.Process(pid).memory_info().rss for pid in pids)

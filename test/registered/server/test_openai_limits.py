@@ -22,6 +22,7 @@ from sglang.test.openai_http import (
 )
 from sglang.test.server_fixture import running_server
 from sglang.test.tiny_models import write_tiny_model
+from sglang.test.waiting import HANG_GUARD_S
 
 NAME, CONTEXT, VOCAB = "org/tiny:test", 512, 512
 BOS, IM_START, IM_END = 0, 1, 2
@@ -38,7 +39,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=HANG_GUARD_S) as client:
         yield client
 
 
@@ -232,7 +233,10 @@ def test_the_final_message_goes_on(http):
 def small(tmp_path_factory):
     folder = write_tiny_model(tmp_path_factory.mktemp("bare"), vocab_size=VOCAB, chat_template=None)
     flags = ["--dtype", "float32", "--max-total-tokens", "256", "--stream-response-default-include-usage"]
-    with running_server(folder, *flags) as running, httpx.Client(base_url=running.url, timeout=60) as http:
+    with (
+        running_server(folder, *flags) as running,
+        httpx.Client(base_url=running.url, timeout=HANG_GUARD_S) as http,
+    ):
         yield http
 
 

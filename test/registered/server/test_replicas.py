@@ -22,10 +22,13 @@ import pytest
 
 import sglang as sgl
 from sglang.test.fake_rank import EXIT_PROMPT, FAKE_RANK, HANG_PROMPT
-from sglang.test.server_fixture import RunningServer, process_is_gone, running_server, wait_until
+from sglang.test.server_fixture import RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
+#: Not over before a test has done what it wants to do meanwhile.
+ENDLESS = {**GREEDY, "max_new_tokens": 30_000}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HEADER = "X-Data-Parallel-Rank"
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -35,13 +38,13 @@ ATTENTION_REPLICAS = ["--tp-size", "2", "--attn-dp-size", "2"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
+    return write_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=32_768)
 
 
 @pytest.fixture(scope="module", params=[REPLICAS, ATTENTION_REPLICAS], ids=["dp-size", "attn-dp-size"])
 def server(model: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     """Real ranks, real model; two layouts, one after the other."""
-    flags = [*request.param, "--dtype", "float32", "--max-total-tokens", "2048"]
+    flags = [*request.param, "--dtype", "float32", "--max-total-tokens", "40000"]
     with running_server(model, *flags) as running:
         running.flags = request.param  # type: ignore[attr-defined]
         yield running
@@ -241,7 +244,7 @@ def test_the_cache_of_every_replica_is_flushed_and_a_running_one_is_named(server
         "rid": "long-one",
         "routed_dp_rank": 1,
         "stream": True,
-        "sampling_params": {**GREEDY, "max_new_tokens": 400},
+        "sampling_params": ENDLESS,
     }
     with server.client.stream("POST", "/generate", json=body) as answer:
         lines = answer.iter_lines()
@@ -264,7 +267,7 @@ def test_the_fewest_open_requests_decide_when_asked_to(model: pathlib.Path) -> N
             "input_ids": [20],
             "stream": True,
             "routed_dp_rank": 0,
-            "sampling_params": {"max_new_tokens": 400},
+            "sampling_params": ENDLESS,
         }
         with server.client.stream("POST", "/generate", json=held) as answer:
             next(answer.iter_lines())
@@ -279,7 +282,7 @@ def test_the_fewest_open_requests_decide_when_asked_to(model: pathlib.Path) -> N
             answers = [server.generate(input_ids=[5], sampling_params=GREEDY).json() for _ in range(2)]
             return {answer["meta_info"]["dp_rank"] for answer in answers} == {0, 1}
 
-        wait_until(spread, 20)
+        wait_until(spread)
 
 
 def test_a_replica_that_hangs_holds_up_only_its_own_requests(model: pathlib.Path) -> None:
@@ -293,12 +296,12 @@ def test_a_replica_that_hangs_holds_up_only_its_own_requests(model: pathlib.Path
         hanging = threading.Thread(target=hang)
         hanging.start()
         # Whoever asks whether the server generates hears of the replica that does not.
-        wait_until(lambda: "no token within" in server.client.get("/health_generate").text, 20)
+        wait_until(lambda: "no token within" in server.client.get("/health_generate").text)
         for _ in range(3):
             answer = server.generate(input_ids=[20], routed_dp_rank=0, sampling_params=GREEDY).json()
             assert answer["output_ids"] == [21, 22, 23, 24]
         server.kill_all()
-        hanging.join(20)
+        hanging.join(HANG_GUARD_S)
 
 
 def test_the_death_of_one_replica_ends_the_server_with_the_cause(model: pathlib.Path) -> None:
@@ -306,16 +309,16 @@ def test_the_death_of_one_replica_ends_the_server_with_the_cause(model: pathlib.
         ranks = server.rank_pids()
 
         def of_the_other_replica() -> httpx.Response:
-            return server.generate(input_ids=[20], routed_dp_rank=0, sampling_params={"max_new_tokens": 450})
+            return server.generate(input_ids=[20], routed_dp_rank=0, sampling_params=ENDLESS)
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             neighbour = pool.submit(of_the_other_replica)
-            wait_until(lambda: received(server)[0] > 1, 10)
+            wait_until(lambda: received(server)[0] > 1)
             answer = server.generate(input_ids=EXIT_PROMPT, routed_dp_rank=1, sampling_params=GREEDY)
             for failed in (answer, neighbour.result()):
                 assert failed.status_code in (500, 503) and "replica 1" in failed.text, failed.text
-        assert server.wait_exit(20) != 0
-        wait_until(lambda: all(process_is_gone(pid) for pid in ranks), 10)
+        assert server.wait_exit() != 0
+        wait_until(lambda: all(process_is_gone(pid) for pid in ranks))
         assert server.leftovers() == []
 
 
@@ -327,7 +330,7 @@ def test_attention_replica_0_hears_what_the_others_were_sent(model: pathlib.Path
         assert (first["dispatched"], second["dispatched"]) == ([2, 3], None)
         assert len(server.rank_pids()) == 4
         server.signal(signal.SIGTERM)
-        assert server.wait_exit(20) == 0
+        assert server.wait_exit() == 0
         assert server.leftovers() == []
 
 
@@ -355,7 +358,7 @@ def test_a_method_that_is_not_served_is_refused_at_the_door(model: pathlib.Path)
     with running_server(
         model, *REPLICAS, "--load-balance-method", "follow_bootstrap_room", fake=True, wait=False
     ) as server:
-        assert server.wait_exit(60) != 0
+        assert server.wait_exit() != 0
         assert (
             "--load-balance-method follow_bootstrap_room is not served yet; use round_robin" in server.log()
         )

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.server_fixture import RunningServer, running_server, wait_until
+from sglang.test.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_model
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 register_cpu_ci(est_time=45, suite="server-cpu")
 
@@ -92,7 +93,7 @@ async def many(url: str, numbers: range, seed: int) -> list[str]:
     rng = random.Random(seed)
     gate = asyncio.Semaphore(CONCURRENCY)
     limits = httpx.Limits(max_connections=2 * CONCURRENCY)
-    async with httpx.AsyncClient(base_url=url, timeout=120.0, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_GUARD_S, limits=limits) as client:
 
         async def gated(number: int) -> str:
             async with gate:
@@ -109,10 +110,10 @@ def soak(server: RunningServer, num_requests: int) -> None:
     """A leaked slot, state or connection would show in the counters, the memory or as a lost answer."""
     half = num_requests // 2
     ways = asyncio.run(many(server.url, range(half), seed=1))
-    wait_until(lambda: is_idle(server), 10.0, server.log)
+    wait_until(lambda: is_idle(server), server.log)
     before = resident_bytes(server)
     ways += asyncio.run(many(server.url, range(half, num_requests), seed=2))
-    wait_until(lambda: is_idle(server), 10.0, server.log)
+    wait_until(lambda: is_idle(server), server.log)
 
     assert len(ways) == num_requests
     assert {"whole", "stream", "abort", "hang up"} == set(ways)
@@ -155,5 +156,5 @@ def test_a_layout_of_two_ranks_is_left_clean_on_both(
             assert answer.status_code == 200
         assert server.rank_pids() == ranks
         server.signal(signal.SIGTERM)
-        assert server.wait_exit(20.0) == 0
+        assert server.wait_exit() == 0
         assert "Traceback" not in server.log()

@@ -13,8 +13,9 @@ import sys
 import pytest
 
 from sglang.srt.environ import child_environment
-from sglang.test.server_fixture import process_is_gone, running_server, wait_until
+from sglang.test.server_fixture import process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 #: The server over fake ranks, with one of its moments bent by `{bend}`.
 SCRIPT = """
@@ -67,7 +68,7 @@ def bent_start(
         [sys.executable, "-c", SCRIPT.format(bend=bend), "--model-path", str(model), "--port", "0", *flags],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_GUARD_S,
         env={**child_environment(OMP_NUM_THREADS="1"), "SGLANG_RUNTIME_DIR": str(run)},
     )
     assert list(run.iterdir()) == [], "a socket folder is left"
@@ -143,7 +144,7 @@ def test_a_broken_certificate_ends_the_start_with_a_sentence(
 
 def test_a_wrong_runtime_folder_is_a_sentence(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with running_server(model, fake=True, wait=False, SGLANG_RUNTIME_DIR=str(tmp_path / "none")) as server:
-        assert server.wait_exit(60.0) == 1
+        assert server.wait_exit() == 1
         assert "error: SGLANG_RUNTIME_DIR" in server.log()
         assert "Traceback" not in server.log()
 
@@ -154,7 +155,7 @@ def test_the_rank_says_it_when_its_server_was_killed(model: pathlib.Path) -> Non
         ranks = server.rank_pids()
         server.signal(signal.SIGKILL)
         server.wait_exit()
-        wait_until(lambda: all(map(process_is_gone, ranks)), 10.0)
+        wait_until(lambda: all(map(process_is_gone, ranks)))
         assert (
             f"rank 0 leaves: the process that started it (pid {server.process.pid}) is gone" in server.log()
         )
@@ -162,9 +163,9 @@ def test_the_rank_says_it_when_its_server_was_killed(model: pathlib.Path) -> Non
 
 def test_an_ordered_end_has_no_such_line(model: pathlib.Path) -> None:
     with running_server(model, fake=True, wait=False) as server:
-        wait_until(lambda: server.rank_pids(), 60.0)
+        wait_until(lambda: server.rank_pids())
         server.signal(signal.SIGTERM)
-        assert server.wait_exit(20.0) == 0
+        assert server.wait_exit() == 0
         assert "rank 0 leaves" not in server.log()
 
 
@@ -186,5 +187,5 @@ server_main.listen = bent
 def test_a_server_can_be_asked_for_its_stacks(model: pathlib.Path) -> None:
     with running_server(model, fake=True) as server:
         os.kill(server.process.pid, signal.SIGUSR1)
-        wait_until(lambda: "most recent call first" in server.log(), 10.0)
+        wait_until(lambda: "most recent call first" in server.log())
         assert server.generate(text="still here").status_code == 200

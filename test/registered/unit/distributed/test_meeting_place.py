@@ -5,12 +5,11 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=2, suite="unit-cpu")
 
 import logging
-import os
 import socket
-import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +22,8 @@ from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.distributed.meeting_place import Meeting, interface_towards, listen_at, parse_meeting
 from sglang.srt.distributed.utils import get_global_tcp_store
 from sglang.srt.environ import envs
+from sglang.test.ports import held_ports
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 
 @pytest.mark.parametrize(
@@ -47,19 +48,14 @@ def test_another_way_to_write_a_place_is_refused(text: str) -> None:
 
 
 def test_the_port_is_held_on_that_address_only_and_a_second_holder_is_told_what_to_do() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = Meeting(host="127.0.0.1", port=probe.getsockname()[1])
-    handle = listen_at(place)
-    try:
-        with socket.socket(fileno=os.dup(handle)) as held:
-            assert held.getsockname() == ("127.0.0.1", place.port)
-        with pytest.raises(
-            OSError, match=rf"127\.0\.0\.1:{place.port}: the port is in use.*--dist-init-addr or"
-        ):
-            listen_at(place)
-    finally:
-        os.close(handle)
+    with held_ports() as port:
+        place = Meeting(host="127.0.0.1", port=port)
+        with socket.socket(fileno=listen_at(place)) as listener:
+            assert listener.getsockname() == ("127.0.0.1", port)
+            with pytest.raises(
+                OSError, match=rf"127\.0\.0\.1:{port}: the port is in use.*--dist-init-addr or"
+            ):
+                listen_at(place)
 
 
 def test_an_address_of_another_machine_cannot_be_held() -> None:
@@ -142,27 +138,27 @@ def test_a_rank_that_comes_twice_ends_the_wait_of_all(tmp_path: Path) -> None:
     store = torch.distributed.HashStore()
 
     def roll(rank: int) -> rendezvous._Roll:
-        return rendezvous._Roll(store, Meeting(path="place"), rank, 3, 30.0)
+        return rendezvous._Roll(store, Meeting(path="place"), rank, 3, HANG_GUARD_S)
 
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(roll(rank).compare, {}) for rank in (0, 1)]
-        while not store.check(["meeting/arrivals/1"]):
-            time.sleep(0.01)
+        wait_until(lambda: store.check(["meeting/arrivals/1"]))
         for refused in (*waiting, pool.submit(roll(1).compare, {})):
             with pytest.raises(ValueError, match="world rank 1 came to file:place twice: two machines have"):
-                refused.result(20.0)
+                refused.result(HANG_GUARD_S)
 
 
 def test_a_rank_says_for_whom_it_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_SAY_EVERY_S", 0.05)
-    roll = rendezvous._Roll(torch.distributed.HashStore(), Meeting(path="place"), 0, 3, 0.3)
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr(rendezvous, "time", clock)
+    roll = rendezvous._Roll(torch.distributed.HashStore(), Meeting(path="place"), 0, 3, 50.0)
     with caplog.at_level(logging.INFO), pytest.raises(RuntimeError, match=r"world ranks \[1, 2\] of 3 did"):
         roll.compare({})
-    words = "world rank 0 waits at file:place for world ranks [1, 2]: 0 s so far, at most 0.3 s"
-    assert words in caplog.messages
-    assert 1 <= len(caplog.messages) < 10
+    words = "world rank 0 waits at file:place for world ranks [1, 2]: {} s so far, at most 50 s"
+    assert caplog.messages == [words.format(20), words.format(40)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=5, suite="unit-cpu")
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,7 +126,7 @@ def test_a_request_ends_when_its_time_in_the_queue_or_in_the_batch_is_over(
 ) -> None:
     variable = {"waiting": envs.SGLANG_REQ_WAITING_TIMEOUT, "running": envs.SGLANG_REQ_RUNNING_TIMEOUT}[stage]
     now = [100.0]
-    monkeypatch.setattr(group_channel.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(group_channel, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with variable.override(5.0):
         scheduler = new_scheduler(max_running_requests=1)
     scheduler.channel.inbox.extend([make_request("running", PROMPT, 9), make_request("waiting", PROMPT, 9)])

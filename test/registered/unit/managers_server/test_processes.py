@@ -6,6 +6,7 @@ register_cpu_ci(est_time=18, suite="unit-cpu")
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import pathlib
@@ -14,8 +15,8 @@ import stat
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +29,9 @@ from sglang.srt.managers.rank_processes import RankDied, RankProcesses, rank_env
 from sglang.srt.messages import io_struct
 from sglang.srt.utils.cpu_binding import cores_of_rank, parse_core_lists
 from sglang.srt.utils.heartbeat import Heartbeat, HeartbeatReader
-from sglang.srt.utils.hold_watch import HoldWatch
+from sglang.srt.utils.hold_watch import HoldWatch, process_state
 from sglang.srt.utils.log_format import LineFormatter, rank_suffix
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_messages_cross_in_order_in_both_directions(folder: SocketFolder) -> Non
             server.send(io_struct.GetInternalStateReq(call_id=number))
         seen: list[Any] = []
         while len(seen) < 50:
-            assert await asyncio.to_thread(rank.wait, 5.0)
+            assert await asyncio.to_thread(rank.wait, HANG_GUARD_S)
             seen += rank.recv_all()
         assert [message.call_id for message in seen] == list(range(50))
         for number in range(50):
@@ -112,6 +114,24 @@ def test_sending_to_a_rank_that_is_gone_does_not_block(folder: SocketFolder) -> 
 
 # --- ranks ----
 
+#: Two ranks may wait for each other: one leaves its pid in the folder, the other looks at its state.
+RANK_HEAD = """\
+import os, pathlib, sys, time
+from sglang.srt.entrypoints.rank_life import RankLife
+from sglang.srt.messages import io_struct
+from sglang.srt.utils.hold_watch import process_state
+from sglang.test.waiting import wait_until
+life, config = RankLife.begin(sys.argv)
+mark = pathlib.Path(config.folder, "mark")
+
+def leave_mark():
+    mark.with_suffix(".new").write_text(str(os.getpid()))
+    mark.with_suffix(".new").rename(mark)
+
+def await_state(*states):
+    wait_until(lambda: mark.exists() and process_state(int(mark.read_text())) in states)
+"""
+
 
 @pytest.fixture
 def rank_module(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -119,9 +139,7 @@ def rank_module(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def write(body: str) -> str:
-        head = "import os, sys, time\nfrom sglang.srt.entrypoints.rank_life import RankLife\n"
-        head += "from sglang.srt.messages import io_struct\nlife, config = RankLife.begin(sys.argv)\n"
-        (tmp_path / "small_rank.py").write_text(head + textwrap.dedent(body))
+        (tmp_path / "small_rank.py").write_text(RANK_HEAD + textwrap.dedent(body))
         return "small_rank"
 
     yield write
@@ -160,13 +178,6 @@ READY = (
 )
 
 
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "never happened"
-        time.sleep(0.01)
-
-
 def test_ranks_report_ready_and_leave_when_their_pipe_ends(folder: SocketFolder, rank_module: Any) -> None:
     with started(folder, rank_module(READY + "time.sleep(60)"), count=2) as (ranks, deaths):
         ready = ranks.wait_ready()
@@ -194,20 +205,11 @@ def test_a_start_that_fails_says_why(folder: SocketFolder, rank_module: Any, bod
         with pytest.raises(RankDied) as caught:
             ranks.wait_ready()
         assert cause in str(caught.value)
-        wait_for(lambda: deaths)
+        wait_until(lambda: deaths)
         assert deaths == [str(caught.value)]
 
 
-#: Rank 0 complains of its peer at once; what rank 1 does about it comes later.
-COMPLAINT = (
-    READY
-    + """
-if config.world_rank == 0:
-    life.tell_failure(0, ConnectionError('peer lost'), secondary=True)
-    sys.exit(1)
-time.sleep(0.5)
-"""
-)
+COMPLAINT = "life.tell_failure(0, ConnectionError('peer lost'), secondary=True)\nsys.exit(1)\n"
 
 
 @pytest.mark.parametrize(
@@ -219,31 +221,43 @@ time.sleep(0.5)
     ],
 )
 def test_the_first_cause_is_told_and_not_the_complaint_of_a_peer(
-    folder: SocketFolder, rank_module: Any, last_words: str, cause: str
+    folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch, last_words: str, cause: str
 ) -> None:
     """When one rank dies its peers notice first; their complaint must not hide the reason."""
-    with started(folder, rank_module(COMPLAINT + last_words), count=2) as (ranks, deaths):
-        wait_for(lambda: deaths)
+    monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", HANG_GUARD_S)
+    complains = READY + "if config.world_rank == 0:\n" + textwrap.indent("leave_mark()\n" + COMPLAINT, "  ")
+    # Rank 1 has its word when the one that complained of it is gone.
+    body = complains + "await_state('', 'Z')\n" + last_words
+    with started(folder, rank_module(body), count=2) as (ranks, deaths):
+        wait_until(lambda: deaths)
         assert len(deaths) == 1
         assert deaths[0].startswith(f"rank 1 (pid {ranks.pids[1]})")
         assert cause in deaths[0]
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("silence", "state", "words"),
     [
-        ("os.kill(os.getpid(), 19)", "is stopped by a signal (SIGSTOP or a debugger)"),
-        ("time.sleep(60)", "did not answer its peers"),
+        ("os.kill(os.getpid(), 19)", "T", "is stopped by a signal (SIGSTOP or a debugger)"),
+        ("time.sleep(60)", "S", "did not answer its peers"),
     ],
 )
 def test_a_rank_that_keeps_silent_is_named_when_its_peers_give_up(
-    folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch, state: str, words: str
+    folder: SocketFolder,
+    rank_module: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    silence: str,
+    state: str,
+    words: str,
 ) -> None:
-    monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", 1.0)
+    monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", 0.2)
     monkeypatch.setattr(rank_processes, "_DUMP_GRACE_S", 0.1)
     monkeypatch.setattr(rank_processes, "_EOF_GRACE_S", 0.2)
-    with started(folder, rank_module(COMPLAINT + state), count=2) as (ranks, deaths):
-        wait_for(lambda: deaths)
+    keeps_silent = READY + f"if config.world_rank == 1:\n  leave_mark()\n  {silence}\n"
+    # Rank 0 complains when the other one has fallen silent.
+    body = keeps_silent + f"await_state({state!r})\n" + COMPLAINT
+    with started(folder, rank_module(body), count=2) as (ranks, deaths):
+        wait_until(lambda: deaths)
         assert deaths[0].startswith(f"rank 1 (pid {ranks.pids[1]}) {words}; rank 0 (pid {ranks.pids[0]})")
         assert "ConnectionError: peer lost" in deaths[0]
 
@@ -256,7 +270,7 @@ def test_a_rank_that_stays_stopped_is_dead_though_no_peer_complains(
     monkeypatch.setattr(rank_processes, "DIST_TIMEOUT_S", 0.5)
     monkeypatch.setattr(rank_processes, "_EOF_GRACE_S", 0.2)
     with started(folder, rank_module(head + "os.kill(os.getpid(), 19)")) as (ranks, deaths):
-        wait_for(lambda: deaths)
+        wait_until(lambda: deaths)
         (pid,) = ranks.pids
         assert deaths[0].startswith(
             f"rank 0 (pid {pid}) is stopped by a signal (SIGSTOP) and has not gone on"
@@ -268,7 +282,7 @@ def test_time_in_which_the_watcher_could_not_run_counts_against_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = iter([100.0, 101.0, 102.0, 402.0, 403.0, 403.5])
-    monkeypatch.setattr("sglang.srt.utils.hold_watch.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("sglang.srt.utils.hold_watch.time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr("sglang.srt.utils.hold_watch.process_state", {1: "T", 2: "t", 3: "S"}.get)
     watch = HoldWatch(60.0)
     seen = []
@@ -289,25 +303,31 @@ def test_a_complaint_that_nobody_explains_is_told(
     monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", 0.2)
     body = READY + "life.tell_failure(config.world_rank, ConnectionError('peer lost'), secondary=True)"
     with started(folder, rank_module(body), count=2) as (_, deaths):
-        wait_for(lambda: deaths)
+        wait_until(lambda: deaths)
         assert "ConnectionError: peer lost" in deaths[0]
 
 
 def test_ranks_that_follow_another_machine_may_leave_when_told(
     folder: SocketFolder, rank_module: Any
 ) -> None:
-    left: list[str] = []
-    body = READY + "time.sleep(0.2 * config.world_rank)"
-    with started(folder, rank_module(body), count=2, on_left=lambda: left.append("left")) as (_, deaths):
-        wait_for(lambda: left)
-        assert deaths == []
+    left: list[bool] = []
+    last = folder.path / "last"
+    # Rank 1 goes when rank 0 is gone.
+    body = READY + "if config.world_rank == 0:\n  leave_mark()\n  sys.exit(0)\nawait_state('', 'Z')\n"
+    body += "pathlib.Path(config.folder, 'last').touch()"
+    with started(folder, rank_module(body), count=2, on_left=lambda: left.append(last.exists())) as (
+        _,
+        deaths,
+    ):
+        wait_until(lambda: left)
+        assert (left, deaths) == ([True], []), "told before the last of them had left"
 
 
 def test_a_rank_that_leaves_before_it_is_ready_is_dead_on_any_machine(
     folder: SocketFolder, rank_module: Any
 ) -> None:
     with started(folder, rank_module("sys.exit(0)"), on_left=lambda: None) as (_, deaths):
-        wait_for(lambda: deaths)
+        wait_until(lambda: deaths)
         assert "scheduler died during initialization (exit code: 0)" in deaths[0]
 
 
@@ -321,6 +341,7 @@ def test_the_end_gives_every_descriptor_back(folder: SocketFolder, rank_module: 
                 names.append(os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)"))
         return sorted(names)
 
+    gc.collect()  # what other tests have left behind must not go in the middle of this one
     module, before = rank_module(READY + "time.sleep(60)"), held()
     with started(folder, module, count=2) as (ranks, _):
         ranks.wait_ready()
@@ -337,17 +358,16 @@ def test_a_rank_that_ignores_everything_is_killed(
     monkeypatch.setattr(rank_processes, "_EOF_GRACE_S", 0.2)
     # SIGSTOP: not even the thread that watches the parent can run.
     with started(folder, rank_module(READY + "os.kill(os.getpid(), 19)")) as (ranks, _):
-        ranks.wait_ready()
         (pid,) = ranks.pids
+        wait_until(lambda: process_state(pid) == "T")
     assert not pathlib.Path(f"/proc/{pid}").exists()
 
 
 def test_signals_meant_for_the_parent_do_not_end_a_rank(folder: SocketFolder, rank_module: Any) -> None:
-    with started(folder, rank_module(READY + "time.sleep(60)")) as (ranks, deaths):
+    # A signal that a process sends to itself has come when the call returns: it would end before it is ready.
+    meant = "".join(f"os.kill(os.getpid(), {int(n)})\n" for n in (signal.SIGINT, signal.SIGTERM))
+    with started(folder, rank_module(meant + READY + "time.sleep(60)")) as (ranks, deaths):
         ranks.wait_ready()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(ranks.pids[0], number)
-        time.sleep(0.3)
         assert deaths == []
 
 
@@ -384,7 +404,11 @@ def test_core_lists_give_each_rank_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 # --- heartbeat, title, log ----
 
 
-def test_a_heartbeat_tells_age_and_whether_a_forward_runs(tmp_path: pathlib.Path) -> None:
+def test_a_heartbeat_tells_age_and_whether_a_forward_runs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("sglang.srt.utils.heartbeat.time", SimpleNamespace(monotonic=lambda: now[0]))
     path = tmp_path / "beat"
     reader = HeartbeatReader(path)
     assert reader.age() == float("inf")
@@ -392,7 +416,8 @@ def test_a_heartbeat_tells_age_and_whether_a_forward_runs(tmp_path: pathlib.Path
     before = reader.turns
     beat.turn()
     assert reader.turns == before + 1
-    assert reader.age() < 5
+    now[0] += 3.5
+    assert reader.age() == 3.5
     beat.forward_begin()
     assert reader.in_forward
     beat.forward_end()

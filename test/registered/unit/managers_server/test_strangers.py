@@ -10,7 +10,6 @@ import logging
 import pathlib
 import random
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +18,8 @@ import zmq
 from sglang.srt.environ import envs
 from sglang.srt.managers.ipc import RankChannel, ServerChannel, SocketFolder
 from sglang.srt.messages import io_struct
-from sglang.test.server_fixture import free_port
+from sglang.test.ports import held_ports
+from sglang.test.waiting import HANG_GUARD_S
 
 #: Some of the last two reach the application: the transport takes them for the greeting of an old version.
 RAW = (b"GET / HTTP/1.1\r\n\r\n", random.Random(1).randbytes(4096), b"\x00" * 64, b"\xff" * 64, b"\x01")
@@ -40,18 +40,23 @@ def folder(tmp_path: pathlib.Path) -> Iterator[SocketFolder]:
         folder.remove()
 
 
+#: What a stranger says after all its nonsense: where this has arrived, so has the nonsense.
+LAST = io_struct.FlushCacheReqOutput(call_id=8, success=True)
+
+
 @contextlib.contextmanager
 def pestered(address: str) -> Iterator[None]:
-    """Raw bytes and undecodable messages at a tcp address, and connections that say nothing."""
+    """Raw bytes and undecodable messages at a tcp address, connections that say nothing, and `LAST` on the
+    connection of the messages.
+    """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     with contextlib.ExitStack() as stack, zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         for raw in (*RAW, b""):
             connection = stack.enter_context(socket.create_connection((host, int(port))))
             connection.sendall(raw)
         stranger.connect(address)
-        for message in MESSAGES:
+        for message in (*MESSAGES, io_struct.encode(LAST)):
             stranger.send(message)
-        time.sleep(0.2)
         yield
         stranger.close(linger=0)
 
@@ -64,10 +69,10 @@ def test_a_leader_drops_what_is_no_message(folder: SocketFolder, caplog: pytest.
         with pestered(rank.address):
             server.send(io_struct.ShutdownReq())
             seen: list[io_struct.Message] = []
-            while not seen:
-                assert await asyncio.to_thread(rank.wait, 5.0)
+            while len(seen) < 2:
+                assert await asyncio.to_thread(rank.wait, HANG_GUARD_S)
                 seen += rank.recv_all()
-            assert seen == [io_struct.ShutdownReq()]
+            assert LAST in seen and io_struct.ShutdownReq() in seen
         server.close()
 
     with caplog.at_level(logging.WARNING):
@@ -78,22 +83,21 @@ def test_a_leader_drops_what_is_no_message(folder: SocketFolder, caplog: pytest.
 
 
 def test_the_server_drops_what_is_no_message(folder: SocketFolder, caplog: pytest.LogCaptureFixture) -> None:
-    address = f"tcp://127.0.0.1:{free_port()}"
-
-    async def main() -> None:
+    async def main(address: str) -> None:
         server = ServerChannel(folder, [folder.rank_address(0)], bind=address)
         rank = RankChannel(listen=folder.rank_address(0), server=address)
         with pestered(address):
-            rank.send(io_struct.FlushCacheReqOutput(call_id=7, success=True))
-            async with asyncio.timeout(5.0):
-                message = await server.recv()
-            assert isinstance(message, io_struct.FlushCacheReqOutput) and message.call_id == 7
+            ours = io_struct.FlushCacheReqOutput(call_id=7, success=True)
+            rank.send(ours)
+            async with asyncio.timeout(HANG_GUARD_S):
+                seen = [await server.recv() for _ in range(2)]
+            assert ours in seen and LAST in seen
         rank.close()
         server.close()
 
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-    assert f"received on {address}" in caplog.text
+    with caplog.at_level(logging.WARNING), held_ports() as port:
+        asyncio.run(main(f"tcp://127.0.0.1:{port}"))
+    assert f"received on tcp://127.0.0.1:{port}" in caplog.text
 
 
 def test_nonsense_in_the_socket_folder_is_our_own_fault_and_raises(folder: SocketFolder) -> None:
@@ -101,7 +105,7 @@ def test_nonsense_in_the_socket_folder_is_our_own_fault_and_raises(folder: Socke
     with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         stranger.connect(folder.rank_address(0))
         stranger.send(b"hello")
-        assert rank.wait(5.0)
+        assert rank.wait(HANG_GUARD_S)
         with pytest.raises(ValueError):
             rank.recv_all()
     rank.close()

@@ -17,8 +17,9 @@ from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.played_scheduler import LENGTH, VOCAB, PlayedScheduler, play, until, whole
+from sglang.test.played_scheduler import LENGTH, VOCAB, PlayedScheduler, play, whole
 from sglang.test.tiny_models import write_tiny_tokenizer
+from sglang.test.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_a_slow_reader_gets_the_news_of_several_steps_as_one_event(tokenizer: To
         assert (await first)["output_ids"] == [70]
         for count in range(2, 5):
             channel.tokens("r", [70], count)
-        await asyncio.sleep(0.05)
+        await channel.heard()
         assert (await anext(items))["output_ids"] == [70] * 4
         await items.aclose()
 
@@ -178,7 +179,7 @@ def test_a_call_that_cannot_be_sent_whole_leaves_nothing_behind(tokenizer: Token
             assert manager.num_open == 0
             assert channel.aborts.pop() == io_struct.AbortReq(rid="r_0", exact=True)
             channel.tokens("r_0", [], 0, io_struct.FinishReason(type="abort"))
-            await asyncio.sleep(0.02)  # the end of what was sent frees its rid
+            await channel.heard()  # the end of what was sent frees its rid
 
     play(scenario, tokenizer)
 
@@ -206,7 +207,7 @@ def test_a_rid_in_flight_cannot_be_used_again_until_its_end_is_confirmed(tokeniz
         with pytest.raises(RequestRejected, match="rid: 'r' is in use"):
             await whole(manager, text="b", rid="r")
         channel.tokens("r", [], 0, io_struct.FinishReason(type="abort"))
-        await asyncio.sleep(0.02)
+        await channel.heard()
         again = asyncio.create_task(whole(manager, text="b", rid="r"))
         await until(lambda: len(channel.requests) == 2)
         channel.tokens("r", [70], 1, LENGTH)
@@ -223,8 +224,11 @@ def test_a_client_that_hangs_up_ends_its_own_sequences_and_no_others(
 
     async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
         gone = False
+        asked = 0
 
         async def is_disconnected() -> bool:
+            nonlocal asked
+            asked += 1
             return gone
 
         async def read() -> None:
@@ -237,7 +241,9 @@ def test_a_client_that_hangs_up_ends_its_own_sequences_and_no_others(
             neighbour = asyncio.create_task(whole(manager, text="a", rid="a10"))
             await until(lambda: len(channel.requests) == 3)
             channel.tokens("a1_0", [70], 1, LENGTH)
-            await asyncio.sleep(0.05)
+            await channel.heard()
+            before = asked
+            await until(lambda: asked > before + 1)
             assert channel.aborts == []
             gone = True
             with pytest.raises(RequestRejected):

@@ -16,8 +16,9 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.played_scheduler import LENGTH, VOCAB, PlayedScheduler, play, until, whole
+from sglang.test.played_scheduler import LENGTH, VOCAB, PlayedScheduler, play, whole
 from sglang.test.tiny_models import write_tiny_tokenizer
+from sglang.test.waiting import until
 
 TWO_REPLICAS = {"dp_size": 2}
 
@@ -39,7 +40,7 @@ def test_a_question_waits_for_every_replica_and_answers_in_their_order(tokenizer
             for rank in range(2)
         ]
         channel.say(answers[1])
-        await asyncio.sleep(0.05)
+        await channel.heard()
         assert not question.done()
         channel.say(answers[0])
         assert await question == [{"dp_rank": 0}, {"dp_rank": 1}]
@@ -53,12 +54,12 @@ def test_a_replica_that_does_not_answer_is_named(
     monkeypatch.setattr(request_control, "ANSWER_TIMEOUT_S", 0.1)
 
     async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
-        question = asyncio.create_task(manager.get_internal_state())
-        await until(lambda: channel.sent)
-        call_id = channel.sent[0].call_id
-        channel.say(io_struct.GetInternalStateReqOutput(call_id=call_id, state={}, dp_rank=0))
+        # Said before the wait begins, so that it is heard before the wait is over.
+        channel.answer = lambda asked: io_struct.GetInternalStateReqOutput(
+            call_id=asked.call_id, state={}, dp_rank=0
+        )
         with pytest.raises(RequestRejected, match="from replica 1") as caught:
-            await question
+            await manager.get_internal_state()
         assert caught.value.status_code == 503
 
     play(scenario, tokenizer, **TWO_REPLICAS)

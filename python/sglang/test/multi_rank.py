@@ -15,13 +15,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from sglang.srt.environ import envs
+from sglang.test.waiting import HANG_GUARD_S, wait_until
 
-__all__ = ["RankFailed", "run_ranks"]
+__all__ = ["RankFailed", "come_together", "run_ranks"]
 
 
 class RankFailed(AssertionError):
@@ -29,7 +30,7 @@ class RankFailed(AssertionError):
 
 
 def run_ranks(
-    function: Callable[..., Any], *, world_size: int, timeout_s: float = 120.0, **arguments: Any
+    function: Callable[..., Any], *, world_size: int, timeout_s: float = HANG_GUARD_S, **arguments: Any
 ) -> list[Any]:
     """Call ``function(rank, **arguments)`` on each rank of a fresh gloo world; answers and arguments are
     JSON.
@@ -64,6 +65,16 @@ def run_ranks(
                 process.wait()
         _raise_failures(ranks, Path(folder), timeout_s)
         return [json.loads(_file(Path(folder), rank, "answer").read_text()) for rank in range(world_size)]
+
+
+def come_together(folder: str, name: str, rank: int, among: Iterable[int]) -> None:
+    """Return when these ranks have come here too; `name` is good for one meeting in this folder.
+
+    Through files, so that a rank may say where it is when no group stands, or one that is about to fail.
+    """
+    places = [Path(folder, f"{name}.{other}") for other in among]
+    Path(folder, f"{name}.{rank}").touch()
+    wait_until(lambda: all(place.exists() for place in places))
 
 
 def _file(folder: Path, rank: int, kind: str) -> Path:

@@ -33,6 +33,11 @@ async def until(condition: Callable[[], Any], describe: Callable[[], str] | None
         await asyncio.sleep(_PAUSE_S / 10)
 
 
+def outlast(limit_s: float) -> None:
+    """Come later than a limit of the product allows. However much later that is, the test must hold."""
+    time.sleep(1.25 * limit_s)
+
+
 def _give_up_after(deadline: float, describe: Callable[[], str] | None) -> None:
     if time.monotonic() > deadline:
         raise AssertionError(f"not within {HANG_GUARD_S:.0f} s" + (f":\n{describe()}" if describe else ""))

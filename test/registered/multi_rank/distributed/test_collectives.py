@@ -13,6 +13,7 @@ from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.device_communicators import gloo_exchange
 from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
 from sglang.test.multi_rank import run_ranks
+from sglang.test.waiting import HANG_GUARD_S
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
@@ -189,7 +190,7 @@ def check_collectives(rank: int) -> dict[str, int]:
     group.all_gatherv(torch.ones(1, 2), [1] * group.world_size)
     group.broadcast_object("once")
     group.broadcast_tensor_dict({"t": torch.ones(2)})
-    group.barrier(timeout_s=30)
+    group.barrier(timeout_s=HANG_GUARD_S)
     return dict(group.calls - before)
 
 

@@ -150,4 +150,4 @@ def test_a_draft_scope_on_real_groups_and_what_is_refused_beside_it() -> None:
 def test_a_rank_that_fails_fails_the_run_with_its_own_words() -> None:
     """The twin of all of the above: without it a check that raises on one rank only could pass unseen."""
     with pytest.raises(RankFailed, match="rank one has something to say"):
-        run_ranks(fail_on_rank_one, world_size=2, timeout_s=60)
+        run_ranks(fail_on_rank_one, world_size=2)

@@ -4,7 +4,6 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=8, suite="multi-rank-cpu")
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,17 @@ from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.rendezvous import join_world
 from sglang.srt.distributed.utils import get_global_tcp_store
 from sglang.srt.environ import envs
-from sglang.test.multi_rank import run_ranks
+from sglang.test.multi_rank import come_together, run_ranks
+from sglang.test.ports import held_ports
+from sglang.test.waiting import HANG_GUARD_S
 
 PUBLIC = {"tp_size": 3, "dtype": "float32", "model_path": "dummy", "list": [1, 2], "none": None}
 
 
-def check_meetings(rank: int, places: dict[str, str]) -> dict[str, Any]:
+def check_meetings(rank: int, folder: str, places: dict[str, str]) -> dict[str, Any]:
     """On three ranks."""
 
-    def join(place: str, timeout_s: float = 30.0, seat: int = rank, **configuration: Any) -> None:
+    def join(place: str, timeout_s: float = HANG_GUARD_S, seat: int = rank, **configuration: Any) -> None:
         join_world(
             rendezvous=places[place],
             world_rank=seat,
@@ -45,6 +46,7 @@ def check_meetings(rank: int, places: dict[str, str]) -> dict[str, Any]:
     size = 2 if rank == 1 else 3
     told["world differs"] = refused(ValueError, "world differs", world_size=size)
     if rank != 1:
+        come_together(folder, "absent-begins", rank, (0, 2))
         told["absent"] = refused(RuntimeError, "absent", 2.0)
     if rank == 1:
         told["late"] = refused(RuntimeError, "nobody", 0.5)
@@ -63,19 +65,15 @@ def check_meetings(rank: int, places: dict[str, str]) -> dict[str, Any]:
     return told
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_ranks_build_a_world_when_all_were_started_alike_and_refuse_otherwise(tmp_path: Path) -> None:
-    ports = {name: f"tcp://127.0.0.1:{_free_port()}" for name in ("port", "port differs", "nobody")}
     files = {
         name: f"file:{tmp_path / name}"
         for name in ("file", "file differs", "world differs", "absent", "twice")
     }
-    answers = run_ranks(check_meetings, world_size=3, places=ports | files)
+    with held_ports(3) as first:
+        names = ("port", "port differs", "nobody")
+        ports = {name: f"tcp://127.0.0.1:{first + i}" for i, name in enumerate(names)}
+        answers = run_ranks(check_meetings, world_size=3, folder=str(tmp_path), places=ports | files)
     difference = (
         "world rank 2 was started with other settings than world rank 0: extra is 'x' there and not known on "
         "world rank 0; tp_size is 4 there and 3 on world rank 0."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-import time
+import threading
 from typing import Any
 
 from sglang.srt.arg_groups.transport import unpack_configuration
@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import SpawnRanks, get_context, get_parallel, ge
 from sglang.srt.runtime_context.placement import placement_of
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.heartbeat import Heartbeat
+from sglang.test.waiting import holds_within
 
 #: This module's name, for `rank_module=`.
 FAKE_RANK = "sglang.test.fake_rank"
@@ -67,7 +68,7 @@ class FakeLoop:
             outputs = [self._advance(*entry) for entry in list(self._running.values())]
             if outputs:
                 self._send(outputs)
-                time.sleep(STEP_S)
+                self._channel.wait(STEP_S)
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -139,7 +140,7 @@ class FakeLoop:
             sys.exit(3)
         if prompt == HANG_PROMPT:
             self._heartbeat.forward_begin()
-            time.sleep(3600)
+            threading.Event().wait()
 
     def _advance(self, request: io_struct.TokenizedGenerateReqInput, ids: list[int]) -> io_struct.TokenOutput:
         limit = request.sampling_params.max_new_tokens or 0
@@ -221,9 +222,8 @@ def main() -> int:
 
 def live_as_peer(config: RankConfig, heartbeat: Heartbeat) -> None:
     """Turn until the leader of some group is told to leave."""
-    while not pathlib.Path(config.folder, _LEFT).exists():
+    while not holds_within(0.05, pathlib.Path(config.folder, _LEFT).exists):
         heartbeat.turn()
-        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,19 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from sglang.srt.environ import envs
-from sglang.test.waiting import HANG_GUARD_S, wait_until
+from sglang.test.waiting import HANG_GUARD_S, holds_within, wait_until
 
 __all__ = ["RankFailed", "come_together", "run_ranks"]
+
+
+#: Peers of a dead rank usually fail at once and have something to say.
+_LAST_WORDS_S = 2.0
 
 
 class RankFailed(AssertionError):
@@ -57,7 +60,7 @@ def run_ranks(
                         "timeout_s": timeout_s,
                     }
                     ranks.append(_start(spec))
-            _wait(ranks, time.monotonic() + timeout_s)
+            _wait(ranks, timeout_s)
         finally:
             for process in ranks:
                 if process.poll() is None:
@@ -91,16 +94,14 @@ def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> None:
+def _wait(ranks: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
     """Until all ended, one failed (its peers would wait for it in a collective), or time is up."""
-    while time.monotonic() < deadline:
-        codes = [process.poll() for process in ranks]
-        if all(code is not None for code in codes):
-            return
-        if any(code for code in codes):
-            time.sleep(0.5)  # peers of a dead rank usually fail at once and have something to say
-            return
-        time.sleep(0.02)
+
+    def codes() -> list[int | None]:
+        return [process.poll() for process in ranks]
+
+    if holds_within(timeout_s, lambda: any(codes()) or None not in codes()):
+        holds_within(_LAST_WORDS_S, lambda: None not in codes())
 
 
 def _raise_failures(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_s: float) -> None:

@@ -19,18 +19,29 @@ _PAUSE_S = 0.01
 
 def wait_until(condition: Callable[[], Any], describe: Callable[[], str] | None = None) -> None:
     """Return when the condition holds; an assertion, with what `describe` says, when it never does."""
-    deadline = time.monotonic() + HANG_GUARD_S
-    while not condition():
-        _give_up_after(deadline, describe)
-        time.sleep(_PAUSE_S)
+    if not holds_within(HANG_GUARD_S, condition):
+        raise AssertionError(_never(describe))
 
 
 async def until(condition: Callable[[], Any], describe: Callable[[], str] | None = None) -> None:
     """The same where others run on this event loop."""
     deadline = time.monotonic() + HANG_GUARD_S
     while not condition():
-        _give_up_after(deadline, describe)
+        if time.monotonic() > deadline:
+            raise AssertionError(_never(describe))
         await asyncio.sleep(_PAUSE_S / 10)
+
+
+def holds_within(seconds: float, condition: Callable[[], Any]) -> bool:
+    """Whether the condition comes to hold in this time: for helpers with a limit of their own, not for
+    tests.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
 
 
 def outlast(limit_s: float) -> None:
@@ -38,6 +49,5 @@ def outlast(limit_s: float) -> None:
     time.sleep(1.25 * limit_s)
 
 
-def _give_up_after(deadline: float, describe: Callable[[], str] | None) -> None:
-    if time.monotonic() > deadline:
-        raise AssertionError(f"not within {HANG_GUARD_S:.0f} s" + (f":\n{describe()}" if describe else ""))
+def _never(describe: Callable[[], str] | None) -> str:
+    return f"not within {HANG_GUARD_S:.0f} s" + (f":\n{describe()}" if describe else "")

@@ -66,10 +66,10 @@ async def one_request(client: httpx.AsyncClient, number: int, rng: random.Random
     if way == "abort":
         body["sampling_params"] = {"max_new_tokens": 300, "ignore_eos": True}
         running = asyncio.create_task(client.post("/generate", json=body))
-        await asyncio.sleep(rng.random() * 0.05)
+        await asyncio.wait({running}, timeout=rng.random() * 0.05)
         while not running.done():  # it may not have arrived yet when the first abort does
             await client.post("/abort_request", json={"rid": body["rid"]})
-            await asyncio.sleep(0.02)
+            await asyncio.wait({running}, timeout=0.02)
         answer = await running
     else:
         answer = await client.post("/generate", json=body)

@@ -185,7 +185,7 @@ def _layouts(draw: Any) -> GroupSizes:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_layouts())
 def test_every_rank_is_in_one_group_of_a_kind_at_the_seat_that_publish_stamps(sizes: GroupSizes) -> None:
     """Two spellings of one layout, lists here and digits in `widths.py`: a rank must find itself where both

@@ -98,13 +98,13 @@ def layouts(draw: Any) -> GroupSizes:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts())
 def test_every_kind_is_cut_as_the_formulas_say(sizes: GroupSizes) -> None:
     assert computed(sizes) == reference(sizes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts())
 def test_each_kind_divides_the_world_into_groups_of_its_width(sizes: GroupSizes) -> None:
     world = list(range(sizes.offset, sizes.offset + sizes.ranks))
@@ -119,7 +119,7 @@ def test_each_kind_divides_the_world_into_groups_of_its_width(sizes: GroupSizes)
     assert len(replicas) == sizes.attn_dp_size * sizes.pp_size
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(layouts())
 def test_what_a_process_is_stamped_is_its_place_in_its_groups(sizes: GroupSizes) -> None:
     """From flags on, over the path of a real process: the record, publish, the stamps."""

@@ -31,7 +31,7 @@ from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.server_args import ServerArgs
-from sglang.test.server_fixture import two_free_ports
+from sglang.test.ports import held_ports, listen_on
 
 TWO_NODES = {"tp_size": 4, "nnodes": 2, "dist_init_addr": "127.0.0.1:5000"}
 
@@ -193,20 +193,19 @@ def test_a_machine_starts_its_block_of_ranks(folder: SocketFolder) -> None:
 
 
 def test_a_taken_port_is_named_with_its_replica(folder: SocketFolder) -> None:
-    port = two_free_ports() + 1
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        published(dp_size=2, dist_init_addr=f"127.0.0.1:{port - 1}")
-        with pytest.raises(ValueError, match=rf":{port}: the port is in use.*\(replica 1 of --dp-size"):
-            refuse_taken_ports()
+    with held_ports(2) as first:
+        port = first + 1
+        with listen_on(port):
+            published(dp_size=2, dist_init_addr=f"127.0.0.1:{first}")
+            with pytest.raises(ValueError, match=rf":{port}: the port is in use.*\(replica 1 of --dp-size"):
+                refuse_taken_ports()
+            published(tp_size=2, nccl_port=port)
+            with pytest.raises(ValueError, match=f"--nccl-port: the ranks cannot meet at 127.0.0.1:{port}"):
+                refuse_taken_ports()
+            published(**TWO_NODES | {"dist_init_addr": f"127.0.0.1:{port}"}, node_rank=1)
+            refuse_taken_ports()  # machine 0 holds it
         published(tp_size=2, nccl_port=port)
-        with pytest.raises(ValueError, match=f"--nccl-port: the ranks cannot meet at 127.0.0.1:{port}"):
-            refuse_taken_ports()
-        published(**TWO_NODES | {"dist_init_addr": f"127.0.0.1:{port}"}, node_rank=1)
-        refuse_taken_ports()  # machine 0 holds it
-    published(tp_size=2, nccl_port=port)
-    refuse_taken_ports()
+        refuse_taken_ports()
 
 
 def test_a_host_of_another_machine_is_refused_on_machine_0(folder: SocketFolder) -> None:

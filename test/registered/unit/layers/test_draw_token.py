@@ -32,7 +32,7 @@ limits = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     rows=st.lists(limits, min_size=1, max_size=5),
     seed=st.integers(0, 50),

@@ -46,9 +46,7 @@ configurations = st.fixed_dictionaries(
 )
 
 
-@settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(fields=configurations, script=st.lists(actions, min_size=1, max_size=30))
 def test_every_request_gets_its_answer_and_the_books_add_up(
     fields: dict[str, Any], script: list[tuple[str, Any]]

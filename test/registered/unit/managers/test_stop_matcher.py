@@ -117,7 +117,7 @@ def test_a_stop_string_without_a_tokenizer_is_refused_with_the_cure(new_schedule
     assert "stop_token_ids" in (got["bad"].finish_reason.message or "") and len(got["ok"].ids) == 4
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     tokens=st.lists(
         st.sampled_from([*b"ab\xc3\xbc", 256 + ord("a"), 256 + ord("b"), 700, SPECIAL_ID]), max_size=40

@@ -72,7 +72,7 @@ def test_broken_bytes_are_shown_as_soon_as_they_are_known_to_be_broken(tokenizer
     assert state.text == "a" + REPLACEMENT
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_joined_events_are_one_decode_of_all_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Whatever the ids are (broken bytes, special tokens) and however they are cut into events."""
@@ -92,7 +92,7 @@ def test_joined_events_are_one_decode_of_all_ids(tokenizer: Tokenizer, data: st.
     assert "".join(deltas(shown)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(text=st.text(min_size=1, max_size=60))
 def test_valid_text_never_shows_a_replacement_mark(tokenizer: Tokenizer, text: str) -> None:
     ids = byte_ids(tokenizer, text.encode())

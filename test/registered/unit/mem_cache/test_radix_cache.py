@@ -181,7 +181,7 @@ class Model:
         return len(self.page_of) * self.page_size
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     page_size=st.sampled_from([1, 2, 4]),
     steps=st.lists(

@@ -92,7 +92,7 @@ def test_a_freed_view_may_be_overwritten_by_its_owner() -> None:
     assert again is not None and again.max() <= 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(page_size=st.sampled_from([1, 3, 16]), asks=st.lists(st.integers(0, 40), max_size=60))
 def test_no_slot_is_ever_held_twice(page_size: int, asks: list[int]) -> None:
     allocator = make_slot_allocator(12, page_size)

@@ -79,7 +79,7 @@ def test_the_native_lists_are_read_and_may_be_missing():
     assert read_native({}, "input") == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(max_size=20))
 def test_offsets_point_at_the_character_each_token_begins_in(text):
     tokenizer = ByteTokenizer()
@@ -97,7 +97,7 @@ def test_offsets_point_at_the_character_each_token_begins_in(text):
             at += 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.binary(min_size=1, max_size=3), max_size=8))
 def test_offsets_hold_for_bytes_that_are_no_text(tokens):
     """A model may write anything; each broken byte run reads as one U+FFFD."""

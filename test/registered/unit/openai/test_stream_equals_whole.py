@@ -43,7 +43,7 @@ def joined(parts, empty):
     return total
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(answers(), min_size=1, max_size=3), st.integers(0, 3), st.booleans())
 def test_a_chat_stream_adds_up_to_the_whole_answer(scripts, tops, with_logprobs):
     body = {"n": len(scripts), "return_token_ids": True, "stream_options": {"include_usage": True}}
@@ -64,7 +64,7 @@ def test_a_chat_stream_adds_up_to_the_whole_answer(scripts, tops, with_logprobs)
         assert total == (choice["logprobs"] or {"content": []})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(answers(), min_size=1, max_size=3), st.booleans(), st.sampled_from([None, 0, 2]))
 def test_a_completion_stream_adds_up_to_the_whole_answer(scripts, echo, logprobs):
     body = {"prompt": ["né", "b"], "n": len(scripts), "echo": echo, "logprobs": logprobs}

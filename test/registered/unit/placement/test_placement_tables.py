@@ -293,7 +293,7 @@ def _fits(
     return nnodes == 1 or (dp == 1 and (tp * pp) % nnodes == 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.fixed_dictionaries(dict.fromkeys(_WIDTHS, _DIGIT) | {"tp": st.sampled_from([1, 2, 4, 8, 6, 12, 0])})
 )

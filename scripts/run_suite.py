@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = "test/registered"
 REGISTER_CALLS = frozenset({"register_cpu_ci", "register_cuda_ci"})
 NO_TESTS_COLLECTED = 5  # pytest's exit status
+#: Shown at the end of a lane: a test that grows slow is seen before a limit ends it on a slower machine.
+SLOWEST = ("--durations=10", "--durations-min=2")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def run_lane(suite: str, files: list[TestFile], pytest_args: list[str]) -> int:
         print(f"{suite}: no test file is registered for this lane", file=sys.stderr)
         return NO_TESTS_COLLECTED
     # -P: the current folder stays off sys.path, so the tests see the installed package and nothing beside it.
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *pytest_args]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SLOWEST, *pytest_args]
     print(f"== {suite}: {len(files)} files, about {sum(f.est_time for f in files):.0f} s", flush=True)
     return subprocess.run([*command, *(f.name for f in files)], cwd=ROOT, check=False).returncode
 

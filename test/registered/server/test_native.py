@@ -307,7 +307,7 @@ def test_the_cache_is_flushed_only_when_nothing_runs(server: RunningServer) -> N
         next(running.iter_lines())
         assert server.client.post("/flush_cache").status_code == 400
     wait_until(lambda: is_idle(server))
-    assert server.client.get("/flush_cache?timeout=5").status_code == 200
+    assert server.client.get("/flush_cache?timeout=60").status_code == 200
     after = server.generate(text="shared words here", sampling_params=GREEDY)
     assert after.json()["meta_info"]["cached_tokens"] == 0
     assert server.client.post("/flush_cache?timeout=x").status_code == 400

@@ -238,7 +238,7 @@ def test_the_placement_shows_every_rank_with_the_layer_of_each_name(server: Runn
 
 
 def test_the_cache_of_every_replica_is_flushed_and_a_running_one_is_named(server: RunningServer) -> None:
-    assert server.client.post("/flush_cache?timeout=10").status_code == 200
+    assert server.client.post("/flush_cache?timeout=60").status_code == 200
     body = {
         "text": "hello",
         "rid": "long-one",
@@ -254,7 +254,7 @@ def test_the_cache_of_every_replica_is_flushed_and_a_running_one_is_named(server
         assert refused.json()["message"].startswith("replica 1: "), refused.text
         assert server.client.post("/abort_request", json={"rid": "long"}).status_code == 200
         assert any('"abort"' in line for line in lines)
-    assert server.client.post("/flush_cache?timeout=10").status_code == 200
+    assert server.client.post("/flush_cache?timeout=60").status_code == 200
     assert server.client.get("/health_generate").status_code == 200
 
 

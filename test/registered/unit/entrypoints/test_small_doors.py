@@ -21,6 +21,7 @@ from sglang.srt.entrypoints.server_information import launch_command
 from sglang.srt.entrypoints.sse import DONE, EventStream, event, first_then
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.server_args import ServerArgs
+from sglang.test.waiting import HANG_GUARD_S
 
 
 def test_nulls_mean_the_default_and_old_names_still_work() -> None:
@@ -172,6 +173,6 @@ def test_the_package_offers_its_names_and_loads_no_torch() -> None:
         "sglang.Engine; sglang.ServerArgs\n"
         "import sglang.srt.entrypoints.http_server; assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_GUARD_S)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = sglang.Nothing

@@ -90,14 +90,17 @@ def test_list_shows_each_lane_and_runs_nothing(monkeypatch, capsys):
     assert "test/registered/unit/house/test_run_suite.py" in shown
 
 
-def test_a_lane_really_runs_pytest_and_hands_on_its_exit_status(plant, monkeypatch):
+def test_a_lane_really_runs_pytest_shows_the_slowest_tests_and_hands_on_its_exit_status(
+    plant, monkeypatch, capfd
+):
     text = REGISTERED.format(est_time=1, suite="unit-cpu")
     plant("test/registered/unit/test_good.py", text + "def test_a():\n    assert True\n")
     plant("test/registered/unit/test_bad.py", text + "def test_a():\n    assert False\n")
     monkeypatch.setattr(run_suite, "ROOT", plant.root)
     files, _ = run_suite.collect(plant.root)
     bad, good = sorted(files, key=lambda f: f.name)
-    assert run_suite.run_lane("unit-cpu", [good], []) == 0
+    assert run_suite.run_lane("unit-cpu", [good], ["--durations-min=0"]) == 0
+    assert "slowest 10 durations" in capfd.readouterr().out
     assert run_suite.run_lane("unit-cpu", [good, bad], []) == 1
 
 

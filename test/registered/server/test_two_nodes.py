@@ -77,7 +77,7 @@ def test_two_machines_answer_as_one_rank_and_end_together(
         assert answers(zero) == expected
         ranks = zero.rank_pids(), one.rank_pids()
         assert [len(pids) for pids in ranks] == [1, 1]
-        assert "the server is on machine 0" in one.log()
+        wait_until(lambda: "the server is on machine 0" in one.log(), one.log)
         zero.signal(signal.SIGTERM)
         assert_left(zero, 0, ranks[0])
         assert_left(one, 0, ranks[1])

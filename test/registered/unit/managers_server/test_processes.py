@@ -136,7 +136,7 @@ def await_state(*states):
 @pytest.fixture
 def rank_module(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Write the body of a rank; it is importable as `small_rank` in the child."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     def write(body: str) -> str:
         (tmp_path / "small_rank.py").write_text(RANK_HEAD + textwrap.dedent(body))

@@ -23,7 +23,6 @@ from sglang.test.waiting import HANG_GUARD_S, holds_within, wait_until
 
 __all__ = ["RankFailed", "come_together", "run_ranks"]
 
-
 #: Peers of a dead rank usually fail at once and have something to say.
 _LAST_WORDS_S = 2.0
 

@@ -17,7 +17,7 @@ from sglang.srt.constants import RANK_MIN_BYTES
 from sglang.srt.distributed.meeting_place import Meeting, address_towards, bracketed, listen_at, look_up
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
-from sglang.srt.platforms.cpu import available_memory_bytes
+from sglang.srt.platforms import available_memory_bytes
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.runtime_context.widths import (
     derive_attention_ranks,

@@ -40,7 +40,7 @@ from sglang.srt.messages.io_struct import (
     ShutdownReq,
     TokenizedGenerateReqInput,
 )
-from sglang.srt.platforms.cpu import available_memory_bytes
+from sglang.srt.platforms import available_memory_bytes
 from sglang.srt.runtime_context import get_parallel
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ import os
 from functools import cache
 from pathlib import Path
 
+from sglang.srt.platforms.control_group import memory_room
+
 _CPUINFO = Path("/proc/cpuinfo")
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 #: Instruction sets that multiply bf16 natively: x86 AVX-512 and AMX, and Arm's own feature word.
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -42,22 +42,15 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _cgroup_room() -> int | None:
-    """Bytes left under the memory limit of this control group; None where there is no limit."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        return None if limit == "max" else max(0, int(limit) - used)
-    except (OSError, ValueError):
-        return None
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that can still be taken: the kernel's estimate, bounded by the limits of the control groups.
 
-
-def available_memory_bytes() -> int:
-    """Memory that can still be taken: the kernel's estimate, bounded by the control group's limit."""
+    `root` is the folder that holds `proc` and `sys`.
+    """
     available = 0
-    for line in _MEMINFO.read_text().splitlines():
+    for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
             break
-    room = _cgroup_room()
+    room = memory_room(root)
     return available if room is None else min(available, room)

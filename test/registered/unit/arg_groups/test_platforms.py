@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang.srt import utils
-from sglang.srt.platforms import available_memory_bytes, cpu, cpu_count, cpu_has_bf16, device, is_cuda
+from sglang.srt.platforms import cpu, cpu_count, cpu_has_bf16, device, is_cuda
 
 
 def test_the_platform_is_asked_without_loading_torch():
@@ -43,17 +43,6 @@ def test_processor_features_are_read_from_either_word(text, flag, there):
 def test_bf16_needs_an_instruction_that_multiplies_it(monkeypatch, flags, answer):
     monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(flags))
     assert cpu_has_bf16() is answer
-
-
-def test_memory_is_bounded_by_the_control_group(monkeypatch, tmp_path):
-    free = available_memory_bytes()
-    assert free > 0
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("400\n")
-    monkeypatch.setattr(cpu, "_CGROUP", tmp_path)
-    assert available_memory_bytes() == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory_bytes() > 600
 
 
 def test_cores_are_counted_by_affinity(monkeypatch):

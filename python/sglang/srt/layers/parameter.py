@@ -155,18 +155,13 @@ class WeightLedger:
     """Counts what a model still wants: each place is filled exactly once, by a tensor of exactly its shape.
 
     A tensor may fill several parameters (a tied table and a head that is cut differently); each reads its own
-    part. `spare` names tensors that a checkpoint may carry although nothing holds them (the copy of a tied
-    head), with the shape they must have. All complaints are `ValueError`s that name the tensor, the file and
-    both shapes.
+    part. All complaints are `ValueError`s that name the tensor, the file and both shapes.
     """
 
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], *, spare: dict[str, tuple[int, ...]] | None = None
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._wanted: dict[str, list[tuple[LoadableParameter, Place]]] = {}
         self._open: dict[int, int] = {}  # id of a parameter -> places not filled yet
         self._filled: dict[str, str] = {}  # tensor -> file that filled it
-        self._spare = dict(spare or {})
         for parameter in parameters:
             if not isinstance(parameter, LoadableParameter):
                 raise RuntimeError(
@@ -191,9 +186,6 @@ class WeightLedger:
 
     def fill(self, item: WeightItem) -> None:
         """Check the item's name and shape before its bytes are read, then copy each taker's part of it."""
-        if item.name in self._spare:
-            self._check_shape(item, self._spare[item.name])
-            return
         if item.name not in self._wanted:
             raise ValueError(
                 f"tensor {item.name} in {item.file}, shape {tuple(item.shape)}: the model has no place "

@@ -1,7 +1,7 @@
 """The load of a model: which reader, in which order, with which word to the user.
 
-Owns the choice of a reader, the tensors that are known to be superfluous, progress and the two log lines.
-Read by the model runner. It must not import models: a model is anything with `load_weights(items)`.
+Owns the choice of a reader, progress and the two log lines. Read by the model runner. It must not import
+models: a model is anything with `load_weights(items)`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,6 +22,7 @@ from sglang.srt.layers.parameter import WeightItem, bytes_to_read
 from sglang.srt.model_loader.dummy import dummy_weights
 from sglang.srt.model_loader.gguf_reader import gguf_weights
 from sglang.srt.model_loader.safetensors_weights import safetensors_weights
+from sglang.srt.model_loader.spare_tensors import put_aside
 from sglang.srt.platforms import available_memory_bytes
 
 logger = logging.getLogger(__name__)
@@ -36,8 +38,18 @@ class LoadsWeights(Protocol):
     def load_weights(self, weights: Iterable[WeightItem], /) -> None: ...
 
 
-def iter_weights(model_config: ModelConfig, load_format: str, dtype: torch.dtype) -> Iterator[WeightItem]:
-    """The weights of a model, one by one. All files are opened and checked before the first one comes out."""
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The tensors of a model, none of them read yet, and the config of the model that holds all of them."""
+
+    config: ModelConfig
+    items: list[WeightItem]
+
+
+def open_checkpoint(model_config: ModelConfig, load_format: str, dtype: torch.dtype) -> Checkpoint:
+    """All files, opened and checked. Build the model from the config that comes back: where the file brings a
+    head of its own, it no longer says that the head is tied.
+    """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format {load_format!r} is not served; known: {', '.join(LOAD_FORMATS)}")
     if load_format == "dummy":
@@ -52,16 +64,11 @@ def iter_weights(model_config: ModelConfig, load_format: str, dtype: torch.dtype
         if load_format == "gguf":
             raise ValueError(f"load_format 'gguf' needs a .gguf file, and {model_config.path} is a folder")
         items = safetensors_weights(model_config.path)
-    return iter([item for item in items if not _is_superfluous(item)])
+    return Checkpoint(*put_aside(model_config, items, dtype))
 
 
 def load_model(
-    model: LoadsWeights,
-    model_config: ModelConfig,
-    *,
-    load_format: str = "auto",
-    dtype: torch.dtype,
-    show_progress: bool = False,
+    model: LoadsWeights, checkpoint: Checkpoint, *, dtype: torch.dtype, show_progress: bool = False
 ) -> None:
     """Fill `model` from its checkpoint; `show_progress` draws a bar on stderr, with the bytes that this rank
     reads and their rate.
@@ -69,7 +76,7 @@ def load_model(
     before = available_memory_bytes()
     logger.info("Load weight begin. avail mem=%.2f GB", before / _GIB)
     started = time.perf_counter()
-    items = list(iter_weights(model_config, load_format, dtype))
+    items = checkpoint.items
     if show_progress:
         model.load_weights(_with_progress(items, bytes_to_read(model.parameters(), items)))
     else:
@@ -78,7 +85,7 @@ def load_model(
     logger.info(
         "Load weight end. elapsed=%.2f s, type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
         time.perf_counter() - started,
-        model_config.architecture,
+        checkpoint.config.architecture,
         str(dtype).removeprefix("torch."),
         after / _GIB,
         (before - after) / _GIB,
@@ -94,13 +101,3 @@ def _with_progress(items: list[WeightItem], nbytes: dict[str, int]) -> Iterator[
         for item in items:
             yield item
             bar.update(nbytes[item.name])
-
-
-def _is_superfluous(item: WeightItem) -> bool:
-    """Tensors that old savers write and no model reads: said in the log, never silently dropped."""
-    if not item.name.endswith("rotary_emb.inv_freq"):
-        return False
-    logger.info(
-        "Tensor %s of %s is not loaded: rotary frequencies come from the config", item.name, item.file
-    )
-    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import os
 import pathlib
@@ -17,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sglang.srt.layers.parameter import WeightItem
+
+logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -35,7 +38,12 @@ def safetensors_weights(folder: pathlib.Path) -> list[WeightItem]:
     """One item for each tensor of the checkpoint, in the order of the files."""
     index = folder / INDEX_FILE
     items: list[WeightItem] = []
-    for file, wanted in _files(folder, index).items():
+    files = _files(folder, index)
+    unread = sorted(file.name for file in set(folder.glob("*.safetensors")) - set(files))
+    if unread:
+        chosen = index.name if index.is_file() else SINGLE_FILE
+        logger.info("Not read from %s: %s (the model is what %s holds)", folder, ", ".join(unread), chosen)
+    for file, wanted in files.items():
         entries = read_header(file)
         if wanted is not None:
             _compare_with_index(index, file, wanted, set(entries))

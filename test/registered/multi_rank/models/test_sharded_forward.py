@@ -32,6 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie": True,
     },
     "qwen3-3q-1kv": {"architecture": "Qwen3ForCausalLM", "num_heads": 3, "num_kv_heads": 1},
+    "llama-tied-with-a-head-of-its-own": {"vocab_size": 509, "tie": True},
 }
 PROMPTS = [list(range(30, 50)), [7, 300, 12], [5] * 9]
 LIMIT = 1e-4
@@ -115,6 +116,17 @@ def everything_on_two_ranks(
     }
 
 
+def write_model(folder: Path, shape: dict[str, Any]) -> str:
+    """A folder; one that is called so says tied and brings a head that is not the embedding."""
+    write_tiny_model(folder, **shape)
+    if folder.name.endswith("with-a-head-of-its-own"):
+        file = folder / "model.safetensors"
+        weights = load_file(file)
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(0).contiguous()
+        save_file(weights, file, metadata={"format": "pt"})
+    return str(folder)
+
+
 def write_gloomy_model(folder: Path) -> str:
     """All ids have logits far below zero, so that a padded one, whose logit is zero, would always win."""
     write_tiny_model(folder, vocab_size=509)
@@ -129,7 +141,7 @@ def write_gloomy_model(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
-    return {name: str(write_tiny_model(folder / name, **shape)) for name, shape in SHAPES.items()}
+    return {name: write_model(folder / name, shape) for name, shape in SHAPES.items()}
 
 
 @pytest.fixture(scope="module")

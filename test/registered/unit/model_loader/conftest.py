@@ -8,6 +8,7 @@ import torch
 
 from sglang.srt.layers.parameter import LoadableParameter, Place, WeightLedger
 from sglang.srt.model_loader.dummy import checkpoint_shapes
+from sglang.srt.model_loader.loader import load_model, open_checkpoint
 from sglang.test.tiny_models import write_tiny_model
 
 SMALL = {
@@ -30,15 +31,20 @@ class ShelfModel:
             name: LoadableParameter(torch.empty(shape, dtype=dtype), [Place.full(name, shape)])
             for name, shape in checkpoint_shapes(model_config).items()
         }
-        self.spare = {}
-        if model_config.tie_word_embeddings:
-            self.spare["lm_head.weight"] = (model_config.vocab_size, model_config.hidden_size)
+
+    @classmethod
+    def filled(cls, model_config, load_format="auto", dtype=torch.float32, **options):
+        """The checkpoint behind a config, opened and loaded as the model runner does it."""
+        checkpoint = open_checkpoint(model_config, load_format, dtype)
+        model = cls(checkpoint.config, dtype)
+        load_model(model, checkpoint, dtype=dtype, **options)
+        return model
 
     def parameters(self):
         return self.shelf.values()
 
     def load_weights(self, items):
-        WeightLedger(self.parameters(), spare=self.spare).fill_all(items)
+        WeightLedger(self.parameters()).fill_all(items)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.gguf_names import hf_name
 from sglang.srt.model_loader.gguf_reader import gguf_weights
-from sglang.srt.model_loader.loader import iter_weights, load_model
+from sglang.srt.model_loader.loader import open_checkpoint
 from sglang.test.tiny_models import write_tiny_gguf
 
 
@@ -81,7 +81,7 @@ def test_a_tensor_nobody_wants_is_refused_before_any_weight_is_read(tiny, add_te
     add_tensor("blk.0.ssm_in.weight", np.zeros((3, 5), dtype=np.float32))
     file = write_tiny_gguf(tiny())
     with pytest.raises(ValueError, match=r"nobody wants tensor 'blk.0.ssm_in.weight' of shape \[3, 5\]"):
-        iter_weights(ModelConfig.from_path(file), "auto", torch.float32)
+        open_checkpoint(ModelConfig.from_path(file), "auto", torch.float32)
 
 
 def test_a_tensor_of_a_type_that_is_not_read_is_refused_by_name(tiny, add_tensor):
@@ -99,18 +99,14 @@ def test_a_bias_is_unshuffled_like_its_weight(tiny, add_tensor):
     assert got[16:32].tolist() == [16 + i for i in [*range(0, 16, 2), *range(1, 16, 2)]]
 
 
-def test_a_file_cut_after_its_config_was_read_is_refused_before_any_weight_is_copied(tiny, shelf):
+def test_a_file_cut_after_its_config_was_read_is_refused_before_any_weight_is_read(tiny):
     file = write_tiny_gguf(tiny())
     config = ModelConfig.from_path(file)
-    model = shelf(config)
-    for parameter in model.parameters():
-        parameter.data.fill_(7.0)
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(
         ValueError, match=r"truncated: tensor '.*' of shape .* ends at byte \d+, the file has \d+"
     ):
-        load_model(model, config, dtype=torch.float32)
-    assert all(bool((parameter == 7.0).all()) for parameter in model.parameters())
+        open_checkpoint(config, "auto", torch.float32)
 
 
 def test_rotary_factors_are_left_to_the_config(tiny, add_tensor):

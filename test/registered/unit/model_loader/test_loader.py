@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.dummy import checkpoint_shapes, dummy_weights
-from sglang.srt.model_loader.loader import iter_weights, load_model
+from sglang.srt.model_loader.loader import open_checkpoint
 from sglang.test.tiny_models import write_tiny_gguf
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -29,8 +29,7 @@ def rewrite(folder, change):
 def test_every_tensor_of_a_checkpoint_arrives(tiny, shelf, architecture, tie, source):
     folder = tiny(architecture=architecture, tie=tie)
     config = ModelConfig.from_path(folder if source == "folder" else write_tiny_gguf(folder))
-    model = shelf(config)
-    load_model(model, config, dtype=torch.float32)
+    model = shelf.filled(config)
     want = load_file(folder / "model.safetensors")
     assert set(want) == set(model.shelf)
     assert all(torch.equal(model.shelf[name].data, want[name]) for name in want)
@@ -41,7 +40,7 @@ def test_a_tensor_of_the_wrong_shape_is_refused_with_both_shapes_and_the_file(ti
     rewrite(folder, lambda weights: weights.update({Q_PROJ: torch.zeros(8, 32)}))
     config = ModelConfig.from_path(folder)
     with pytest.raises(ValueError, match=rf"{Q_PROJ} in .*model.safetensors has shape \(8, 32\).*\(64, 32\)"):
-        load_model(shelf(config), config, dtype=torch.float32)
+        shelf.filled(config)
 
 
 def test_a_missing_tensor_is_refused_with_its_name_and_shape(tiny, shelf):
@@ -49,7 +48,7 @@ def test_a_missing_tensor_is_refused_with_its_name_and_shape(tiny, shelf):
     rewrite(folder, lambda weights: weights.pop(Q_PROJ))
     config = ModelConfig.from_path(folder)
     with pytest.raises(ValueError, match=rf"missing.*{Q_PROJ} \(64, 32\)"):
-        load_model(shelf(config), config, dtype=torch.float32)
+        shelf.filled(config)
 
 
 def test_an_extra_tensor_is_refused_with_its_name_and_file(tiny, shelf):
@@ -57,40 +56,20 @@ def test_an_extra_tensor_is_refused_with_its_name_and_file(tiny, shelf):
     rewrite(folder, lambda weights: weights.update({"model.layers.9.mlp.up_proj.weight": torch.zeros(2, 2)}))
     config = ModelConfig.from_path(folder)
     with pytest.raises(ValueError, match=r"model.layers.9.mlp.up_proj.weight in .*\(2, 2\)"):
-        load_model(shelf(config), config, dtype=torch.float32)
+        shelf.filled(config)
 
 
 def test_an_untied_config_without_a_head_in_the_file_is_a_load_error(tiny, shelf):
     """The head would stay at its random start values and nothing would warn."""
     config = ModelConfig.from_path(tiny(tie=True), override_json='{"tie_word_embeddings": false}')
     with pytest.raises(ValueError, match=r"missing.*lm_head.weight \(512, 32\)"):
-        load_model(shelf(config), config, dtype=torch.float32)
-
-
-def test_the_copy_of_a_tied_head_must_have_the_shape_of_the_embedding(tiny, shelf):
-    folder = tiny(tie=True)
-    rewrite(folder, lambda weights: weights.update({"lm_head.weight": torch.zeros(512, 32)}))
-    config = ModelConfig.from_path(folder)
-    load_model(shelf(config), config, dtype=torch.float32)
-    rewrite(folder, lambda weights: weights.update({"lm_head.weight": torch.zeros(511, 32)}))
-    with pytest.raises(ValueError, match=r"lm_head.weight .*\(511, 32\).*\(512, 32\)"):
-        load_model(shelf(config), config, dtype=torch.float32)
-
-
-def test_stored_rotary_frequencies_are_left_out_and_the_log_says_so(tiny, shelf, caplog):
-    folder = tiny()
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    rewrite(folder, lambda weights: weights.update({name: torch.zeros(8)}))
-    config = ModelConfig.from_path(folder)
-    with caplog.at_level(logging.INFO):
-        load_model(shelf(config), config, dtype=torch.float32)
-    assert f"Tensor {name}" in caplog.text
+        shelf.filled(config)
 
 
 def test_the_two_log_lines_have_the_words_that_tools_look_for(tiny, shelf, caplog):
     config = ModelConfig.from_path(tiny())
     with caplog.at_level(logging.INFO):
-        load_model(shelf(config), config, dtype=torch.float32)
+        shelf.filled(config)
     begin, end = (record.getMessage() for record in caplog.records if "Load weight" in record.getMessage())
     assert begin.startswith("Load weight begin. avail mem=")
     assert end.startswith("Load weight end. elapsed=")
@@ -99,9 +78,9 @@ def test_the_two_log_lines_have_the_words_that_tools_look_for(tiny, shelf, caplo
 
 def test_progress_is_drawn_on_stderr_when_asked_and_only_then(tiny, shelf, capsys):
     config = ModelConfig.from_path(tiny())
-    load_model(shelf(config), config, dtype=torch.float32)
+    shelf.filled(config)
     assert capsys.readouterr().err == ""
-    load_model(shelf(config), config, dtype=torch.float32, show_progress=True)
+    shelf.filled(config, show_progress=True)
     shown = capsys.readouterr()
     assert "Loading weights: 100%" in shown.err and "B/s" in shown.err
     assert shown.out == ""
@@ -110,10 +89,9 @@ def test_progress_is_drawn_on_stderr_when_asked_and_only_then(tiny, shelf, capsy
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_arrive_in_the_type_that_is_asked_for(tiny, shelf, dtype):
     config = ModelConfig.from_path(tiny())
-    model = shelf(config, dtype)
-    load_model(model, config, dtype=dtype)
+    model = shelf.filled(config, dtype=dtype)
     assert model.shelf[Q_PROJ].dtype == dtype
-    assert {item.load(dtype).dtype for item in iter_weights(config, "auto", dtype)} == {dtype}
+    assert {item.load(dtype).dtype for item in open_checkpoint(config, "auto", dtype).items} == {dtype}
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
@@ -134,7 +112,7 @@ def test_dummy_weights_need_no_weight_file_and_are_the_same_in_every_order(tiny,
     other = Q_PROJ.replace("layers.0", "layers.1")
     assert not torch.equal(first[Q_PROJ], first[other])
     assert all(bool(t.isfinite().all()) and t.abs().max() <= 1 for t in first.values())
-    load_model(shelf(config), config, load_format="dummy", dtype=torch.float32)
+    shelf.filled(config, "dummy")
 
 
 def test_biases_are_part_of_a_checkpoint_where_the_config_says_so(tiny):
@@ -150,11 +128,11 @@ def test_a_load_format_that_does_not_fit_is_refused(tiny):
     with pytest.raises(
         ValueError, match="load_format 'npcache' is not served; known: auto, safetensors, gguf, dummy"
     ):
-        iter_weights(config, "npcache", torch.float32)
+        open_checkpoint(config, "npcache", torch.float32)
     with pytest.raises(ValueError, match="is a folder"):
-        iter_weights(config, "gguf", torch.float32)
+        open_checkpoint(config, "gguf", torch.float32)
     with pytest.raises(ValueError, match="is a GGUF file"):
-        iter_weights(ModelConfig.from_path(write_tiny_gguf(folder)), "safetensors", torch.float32)
+        open_checkpoint(ModelConfig.from_path(write_tiny_gguf(folder)), "safetensors", torch.float32)
 
 
 @pytest.mark.model
@@ -163,7 +141,6 @@ def test_a_load_format_that_does_not_fit_is_refused(tiny):
 )
 def test_smollm2_loads_whole(shelf):
     config = ModelConfig.from_path("smollm2-135m-instruct")
-    model = shelf(config, torch.bfloat16)
-    load_model(model, config, dtype=torch.bfloat16)
+    model = shelf.filled(config, dtype=torch.bfloat16)
     assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())

@@ -15,7 +15,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader import gguf_dequant, loader, safetensors_weights
 from sglang.srt.model_loader.dummy import _CHUNK_ROWS, _values, dummy_weights
 from sglang.srt.model_loader.gguf_dequant import DECODERS, dequantize
-from sglang.srt.model_loader.loader import iter_weights, load_model
+from sglang.srt.model_loader.loader import load_model, open_checkpoint
 from sglang.srt.models.registry import model_class
 from sglang.test.test_utils import published_topology
 from sglang.test.tiny_models import write_tiny_gguf
@@ -38,7 +38,7 @@ def assert_parts_are_cut_out_of_the_whole(items):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_parts_of_a_safetensors_file(tiny, dtype):
     config = ModelConfig.from_path(tiny(dtype=dtype, num_layers=1))
-    assert_parts_are_cut_out_of_the_whole(list(iter_weights(config, "auto", torch.float32)))
+    assert_parts_are_cut_out_of_the_whole(open_checkpoint(config, "auto", torch.float32).items)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
@@ -47,7 +47,7 @@ def test_parts_of_a_gguf_file(tiny, architecture, quantization):
     """Also of the query and key projections of a Llama, whose rows the file shuffles."""
     folder = tiny(architecture=architecture, num_layers=1)
     config = ModelConfig.from_path(write_tiny_gguf(folder, quantization=quantization))
-    assert_parts_are_cut_out_of_the_whole(list(iter_weights(config, "auto", torch.float32)))
+    assert_parts_are_cut_out_of_the_whole(open_checkpoint(config, "auto", torch.float32).items)
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -162,12 +162,12 @@ def bytes_read(monkeypatch, config, rank, width, load=None):
             loader, "_with_progress", lambda items, nbytes: announced.append(sum(nbytes.values())) or items
         )
         model = model_class(config.architecture)(config, dtype=torch.float32)
-        items = list(iter_weights(config, "auto", torch.float32))
+        checkpoint = open_checkpoint(config, "auto", torch.float32)
         if load is None:
-            load_model(model, config, dtype=torch.float32, show_progress=True)
+            load_model(model, checkpoint, dtype=torch.float32, show_progress=True)
         else:
-            load(model, items)
-    total = sum(item.nbytes for item in items)
+            load(model, checkpoint.items)
+    total = sum(item.nbytes for item in checkpoint.items)
     return meter.nbytes, announced[0] if announced else None, total
 
 
@@ -185,7 +185,9 @@ def test_each_of_two_ranks_reads_half_and_says_so(tiny, monkeypatch, quantizatio
     alone, announced, total = bytes_read(monkeypatch, config, 0, 1)
     assert alone == announced == total
     norms = sum(
-        i.nbytes for i in iter_weights(config, "auto", torch.float32) if i.name.endswith("norm.weight")
+        i.nbytes
+        for i in open_checkpoint(config, "auto", torch.float32).items
+        if i.name.endswith("norm.weight")
     )
     for rank in range(2):
         read, announced, _ = bytes_read(monkeypatch, config, rank, 2)
@@ -204,7 +206,9 @@ def test_padding_is_not_read(tiny, monkeypatch):
     config = ModelConfig.from_path(folder)
     total = bytes_read(monkeypatch, config, 0, 1)[2]
     norms = sum(
-        i.nbytes for i in iter_weights(config, "auto", torch.float32) if i.name.endswith("norm.weight")
+        i.nbytes
+        for i in open_checkpoint(config, "auto", torch.float32).items
+        if i.name.endswith("norm.weight")
     )
     reads = [bytes_read(monkeypatch, config, rank, 2)[:2] for rank in range(2)]
     assert all(read == announced for read, announced in reads)
@@ -215,7 +219,7 @@ def test_blocks_that_a_cut_parts_are_read_by_both_ranks_and_counted(tiny, monkey
     """48 input features of Q8_0 blocks of 32: 2 ranks need 24 each, and the first block holds both cuts."""
     folder = tiny(hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96)
     config = ModelConfig.from_path(write_tiny_gguf(folder, quantization="Q8_0"))
-    items = {item.name: item for item in iter_weights(config, "auto", torch.float32)}
+    items = {item.name: item for item in open_checkpoint(config, "auto", torch.float32).items}
     down = items["model.layers.0.mlp.down_proj.weight"]
     assert down.block == 32
     assert down.part_nbytes(1, 0, 48) == down.part_nbytes(1, 48, 48) == 64 * 2 * 34
@@ -235,7 +239,7 @@ def test_the_shards_of_all_ranks_are_the_rows_of_the_one_rank_model(tiny, load_f
         for rank in range(width):
             with published_topology(tp_size=width, ranks={"world_rank": rank, "dp_rank": None}):
                 model = model_class(config.architecture)(config, dtype=torch.float32)
-                load_model(model, config, load_format=load_format, dtype=torch.float32)
+                load_model(model, open_checkpoint(config, load_format, torch.float32), dtype=torch.float32)
             down = model.model.layers[1].mlp.down_proj
             tables.append(model.model.embed_tokens.weight.data)
             downs.append(down.method.unpack(down))

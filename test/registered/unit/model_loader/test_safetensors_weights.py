@@ -97,6 +97,20 @@ def test_a_tensor_that_the_index_does_not_know_is_named(tiny):
         safetensors_weights(folder)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_files_that_are_not_part_of_the_model_are_named_in_the_log(tiny, caplog, shards):
+    """A second set of weights beside the first would be left out, and nobody could tell which one answers."""
+    folder = tiny(shards=shards)
+    caplog.set_level("INFO")
+    want = {item.name for item in safetensors_weights(folder)}
+    assert not caplog.messages
+    save_file({"x": torch.zeros(2)}, folder / "consolidated.safetensors")
+    assert {item.name for item in safetensors_weights(folder)} == want
+    (line,) = caplog.messages
+    chosen = SINGLE_FILE if shards == 1 else INDEX_FILE
+    assert all(word in line for word in (str(folder), "consolidated.safetensors", f"what {chosen} holds"))
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}', "{}"])
 def test_an_index_that_cannot_be_read_is_refused(tiny, content):
     folder = tiny(shards=2)

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.model_loader.loader import load_model
+from sglang.srt.model_loader.loader import load_model, open_checkpoint
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.models.registry import model_class
 from sglang.srt.runtime_context import get_model, get_parallel
@@ -30,15 +30,10 @@ def published_dtype() -> torch.dtype:
 
 def build_model(model_config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> DecoderForCausalLM:
     """The model with its weights loaded, ready for forwards."""
+    checkpoint = open_checkpoint(model_config, get_model().load_format, dtype)
     with torch.device(device):
-        model = model_class(model_config.architecture)(model_config, dtype=dtype)
-    load_model(
-        model,
-        model_config,
-        load_format=get_model().load_format,
-        dtype=dtype,
-        show_progress=_is_first_rank() and sys.stderr.isatty(),
-    )
+        model = model_class(model_config.architecture)(checkpoint.config, dtype=dtype)
+    load_model(model, checkpoint, dtype=dtype, show_progress=_is_first_rank() and sys.stderr.isatty())
     return model.eval()
 
 

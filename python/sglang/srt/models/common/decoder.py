@@ -141,12 +141,5 @@ class DecoderForCausalLM(nn.Module):
         return len(attentions), attentions[0].num_kv_heads, attentions[0].head_dim
 
     def load_weights(self, items: Iterable[WeightItem]) -> None:
-        """Fill every parameter exactly once.
-
-        Some savers write a tied head a second time as `lm_head.weight`. The config says that both are one
-        tensor, so that copy is not read; its shape must fit.
-        """
-        spare: dict[str, tuple[int, ...]] = {}
-        if self.config.tie_word_embeddings:
-            spare["lm_head.weight"] = (self.config.vocab_size, self.config.hidden_size)
-        WeightLedger(self.parameters(), spare=spare).fill_all(items)
+        """Fill every parameter exactly once; a tensor that none is made of is refused."""
+        WeightLedger(self.parameters()).fill_all(items)

@@ -237,11 +237,18 @@ def tiny_vocabulary(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, st
 
 
 def write_tiny_gguf(
-    folder: str | pathlib.Path, path: str | pathlib.Path | None = None, *, quantization: str = "F32"
+    folder: str | pathlib.Path,
+    path: str | pathlib.Path | None = None,
+    *,
+    quantization: str = "F32",
+    part_tensors: int = 0,
+    bare_first_part: bool = False,
 ) -> pathlib.Path:
     """The GGUF twin of a folder made by `write_tiny_model`: same weights, same tokenizer, same template.
 
     `quantization` names a GGUF tensor type that the `gguf` package can write; 1-D tensors stay F32.
+    `part_tensors` above 0 splits the file into parts of so many tensors and gives back the first one, which
+    with `bare_first_part` holds metadata alone.
     """
     import gguf
     import numpy as np
@@ -255,7 +262,7 @@ def write_tiny_gguf(
         weights.update(load_file(file))
 
     arch = config["model_type"]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors, small_first_shard=bare_first_part)
     _write_gguf_metadata(writer, config, folder)
     kind = gguf.GGMLQuantizationType[quantization]
     for name, tensor in weights.items():
@@ -271,7 +278,7 @@ def write_tiny_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-*-of-*.gguf")) if part_tensors else path
 
 
 def _write_gguf_metadata(writer: Any, config: dict[str, Any], folder: pathlib.Path) -> None:

@@ -1,7 +1,8 @@
 """The head of a GGUF file: metadata and tensor table, over one shared read-only map.
 
-Owns parsing and every bounds check; a file that opens here is complete. Read by the model config, the GGUF
-tokenizer and the weight reader. It must not import torch or numpy, and it never copies tensor data.
+Owns parsing and every bounds check; a file that opens here is complete. Opened through `gguf_parts.py`, read
+by the model config, the GGUF tokenizer and the weight reader. It must not import torch or numpy, and it never
+copies tensor data.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ _DEEPEST_ARRAY = 8
 
 class GGUFTensorInfo(NamedTuple):
     """One row of the tensor table; `shape` is row-major (rows first), `offset` counts from the start of the
-    file.
+    file at `path`.
     """
 
     name: str
     shape: tuple[int, ...]
     type: GGMLType
+    path: pathlib.Path
     offset: int
     nbytes: int
 
@@ -97,6 +99,18 @@ class GGUFHeader:
         rows, position = reader.tensor_rows(position, tensor_count)
         self.data_start = -(-position // self.alignment) * self.alignment
         self.tensors = self._place_tensors(rows)
+        self._spans = {path: (self._map, self.data_start)}
+
+    def join(self, part: GGUFHeader) -> None:
+        """Take over the tensors of another part of the same model; its metadata stays behind."""
+        for name, tensor in part.tensors.items():
+            if name in self.tensors:
+                raise ValueError(
+                    f"{part.path}: tensor {name!r} is also in {self.tensors[name].path}; the parts of one "
+                    f"model hold each tensor once"
+                )
+            self.tensors[name] = tensor
+        self._spans.update(part._spans)
 
     @property
     def architecture(self) -> str:
@@ -136,13 +150,14 @@ class GGUFHeader:
 
     def data(self, tensor: GGUFTensorInfo) -> memoryview:
         """The packed bytes of one tensor, as a read-only view into the map (which the view keeps alive)."""
-        return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
+        return memoryview(self._spans[tensor.path][0])[tensor.offset : tensor.offset + tensor.nbytes]
 
     def prefetch(self) -> None:
         """Ask the system to read the tensor data ahead; worth it just before all of it is used."""
-        start = self.data_start // mmap.PAGESIZE * mmap.PAGESIZE
-        if start < self.file_size:
-            self._map.madvise(mmap.MADV_WILLNEED, start, self.file_size - start)
+        for data, data_start in self._spans.values():
+            start = data_start // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < len(data):
+                data.madvise(mmap.MADV_WILLNEED, start, len(data) - start)
 
     def _read_alignment(self, entries: dict[str, Any]) -> int:
         alignment = entries.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -180,7 +195,7 @@ class GGUFHeader:
                     f"{self.path} is truncated: tensor {row.name!r} of shape {list(shape)} ends at byte "
                     f"{offset + nbytes}, the file has {self.file_size} bytes; fetch the file again"
                 )
-            tensors[row.name] = GGUFTensorInfo(row.name, shape, kind, offset, nbytes)
+            tensors[row.name] = GGUFTensorInfo(row.name, shape, kind, self.path, offset, nbytes)
         return tensors
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.configs.gguf_config import config_from_gguf
-from sglang.srt.configs.gguf_header import GGUFHeader
+from sglang.srt.configs.gguf_parts import open_gguf
 from sglang.srt.configs.model_path import gguf_in_folder, resolve_model_path
 from sglang.srt.configs.rope_scaling import read_rope
 from sglang.srt.environ import envs
@@ -81,7 +81,7 @@ class ModelConfig:
         resolved = _source_of(resolve_model_path(path), load_format)
         generation: dict[str, Any] = {}
         if resolved.is_file():
-            config = config_from_gguf(GGUFHeader(resolved))
+            config = config_from_gguf(open_gguf(resolved))
             source, where = "gguf", str(resolved)
         else:
             config = _read_json(resolved / "config.json")

@@ -1,8 +1,8 @@
 """From the name a user types to the folder or file that holds the model.
 
 Owns the aliases of models that come as installed packages, and the rules for folders. Read by resolution, the
-model config and the tokenizer loader. It must not open a model file beyond its first bytes, import the
-package that an alias names, or reach out to a hub.
+model config and the tokenizer loader. It must not read a model file beyond its header, import the package
+that an alias names, or reach out to a hub.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pathlib
 from typing import NamedTuple
 
 from sglang.srt.configs.gguf_header import MAGIC
+from sglang.srt.configs.gguf_parts import first_part, models_among
 
 
 class PackagedModel(NamedTuple):
@@ -33,7 +34,8 @@ ALIASES = {
 
 
 def resolve_model_path(name: str | os.PathLike[str]) -> pathlib.Path:
-    """The folder (with a config.json) or the GGUF file that `name` stands for.
+    """The folder (with a config.json) or the GGUF file that `name` stands for; of a split model its first
+    part.
 
     An alias comes first; write `./name` for a local folder of the same name.
     """
@@ -54,14 +56,14 @@ def resolve_model_path(name: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def gguf_in_folder(folder: pathlib.Path) -> pathlib.Path | None:
-    """The one GGUF file of a folder, None when there is none; several are refused by name."""
-    files = sorted(folder.glob("*.gguf"))
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise ValueError(
-            f"{folder} holds {len(files)} GGUF files ({names}); name the file, a split one merged first"
-        )
-    return files[0] if files else None
+    """The one GGUF model of a folder (the first of its parts), None when there is none; several are refused
+    by name.
+    """
+    models = models_among(list(folder.glob("*.gguf")))
+    if len(models) > 1:
+        names = ", ".join(file.name for file in models)
+        raise ValueError(f"{folder} holds {len(models)} GGUF models ({names}); name the file of one")
+    return models[0] if models else None
 
 
 def _packaged_file(name: str, alias: PackagedModel) -> pathlib.Path:
@@ -102,7 +104,7 @@ def _checked_file(path: pathlib.Path) -> pathlib.Path:
             f"{path} is a file but not a GGUF one (it begins with {magic!r}); for a Hugging Face checkpoint "
             f"give its folder"
         )
-    return path
+    return first_part(path)
 
 
 def _not_found(name: str) -> str:

@@ -12,6 +12,7 @@ import math
 import torch
 
 from sglang.srt.configs.gguf_header import GGUFHeader, GGUFTensorInfo
+from sglang.srt.configs.gguf_parts import open_gguf
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.parameter import WeightItem
 from sglang.srt.model_loader.gguf_dequant import DECODERS, dequantize
@@ -19,10 +20,10 @@ from sglang.srt.model_loader.gguf_names import CONFIG_TENSORS, hf_name
 
 
 def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
-    """One item for each tensor. The file is checked whole here, and nothing is decoded before an item is
+    """One item for each tensor. All files are checked whole here, and nothing is decoded before an item is
     loaded.
     """
-    header = GGUFHeader(model_config.path)
+    header = open_gguf(model_config.path)
     items: list[WeightItem] = []
     for tensor in header.tensors.values():
         if tensor.name in CONFIG_TENSORS:
@@ -30,19 +31,19 @@ def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
         name = hf_name(tensor.name)
         if name is None:
             raise ValueError(
-                f"{header.path}: nobody wants tensor {tensor.name!r} of shape {list(tensor.shape)}; a "
+                f"{tensor.path}: nobody wants tensor {tensor.name!r} of shape {list(tensor.shape)}; a "
                 f"{model_config.architecture} has no such part"
             )
         if tensor.type.name not in DECODERS:
             raise ValueError(
-                f"{header.path}: tensor {tensor.name!r} is stored as {tensor.type.name}, which is not read; "
+                f"{tensor.path}: tensor {tensor.name!r} is stored as {tensor.type.name}, which is not read; "
                 f"known: {', '.join(DECODERS)}"
             )
         load = functools.partial(_load, header, tensor, _shuffled_heads(name, model_config))
         items.append(
             WeightItem(
                 name=name,
-                file=str(header.path),
+                file=str(tensor.path),
                 shape=tensor.shape,
                 load=load,
                 nbytes=tensor.nbytes,
@@ -74,7 +75,7 @@ def _load(
     """A part of a tensor, in the order of rows that the model wants: whole rows are cut out of the file, and
     of the last dimension only the blocks that hold it are decoded.
     """
-    what = f"{header.path}: tensor {tensor.name!r}"
+    what = f"{tensor.path}: tensor {tensor.name!r}"
     shape = tensor.shape
     length = shape[dim] - start if length is None else length
     if heads is not None and shape[0] % (2 * heads):

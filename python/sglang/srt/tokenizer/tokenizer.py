@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from sglang.srt.configs.gguf_header import GGUFHeader
+from sglang.srt.configs.gguf_parts import open_gguf
 from sglang.srt.configs.model_path import gguf_in_folder
 from sglang.srt.tokenizer.byte_level import piece_to_bytes
 from sglang.srt.tokenizer.chat_template import read_chat_template, render_chat
@@ -183,13 +183,13 @@ class Tokenizer:
 
 def _read_vocabulary(path: pathlib.Path) -> Vocabulary:
     if path.is_file():
-        return read_gguf_vocabulary(GGUFHeader(path))
+        return read_gguf_vocabulary(open_gguf(path))
     if not path.is_dir():
         raise ValueError(f"tokenizer path {path} does not exist; give a folder or a .gguf file")
     if not (path / "tokenizer.json").is_file():
         file = gguf_in_folder(path)
         if file is not None:
-            return read_gguf_vocabulary(GGUFHeader(file))
+            return read_gguf_vocabulary(open_gguf(file))
     return read_hf_vocabulary(path)
 
 

@@ -73,7 +73,7 @@ def test_a_folder_with_a_config_is_itself_and_one_with_a_gguf_is_that_file(tmp_p
 def test_several_gguf_files_in_a_folder_are_refused_by_name(tmp_path):
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match=r"2 GGUF files \(a.gguf, b.gguf\)"):
+    with pytest.raises(ValueError, match=r"2 GGUF models \(a.gguf, b.gguf\)"):
         resolve_model_path(tmp_path)
 
 

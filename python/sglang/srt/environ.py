@@ -26,6 +26,14 @@ def _parse_bool(text: str) -> bool:
     raise ValueError("use one of 1/true/yes/on or 0/false/no/off")
 
 
+def _parse_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it is not UTF-8; rename the file or folder, or give a link to it") from error
+    return text
+
+
 class EnvVar(Generic[T]):
     """One variable: its name is the attribute it is bound to on ``Envs``."""
 
@@ -93,7 +101,7 @@ def _float(default: float, doc: str) -> EnvVar[float]:
 
 
 def _str(doc: str) -> EnvVar[str | None]:
-    return EnvVar[str | None](str, None, doc)
+    return EnvVar[str | None](_parse_text, None, doc)
 
 
 class Envs:

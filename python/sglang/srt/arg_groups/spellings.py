@@ -61,7 +61,7 @@ def display(target: Leaf | Input) -> str:
 def parse_json(text: str, tp: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=tp)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         raise ValueError(f"{text!r} is not the JSON expected here: {error}") from error
 
 
@@ -84,7 +84,7 @@ def convert(target: Leaf | Input, value: Any, where: str) -> Any:
             return json.dumps(value)
     try:
         return msgspec.convert(value, tp)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise ValueError(f"{where}: {display(target)} got {value!r}: {error}") from error
 
 

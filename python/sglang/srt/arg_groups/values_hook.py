@@ -11,6 +11,7 @@ import msgspec
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.model_override_base import ResolvingView
+from sglang.srt.configs.utf8 import escaped
 
 #: What the message to a child process can carry.
 _LARGEST = 2**63 - 1
@@ -25,11 +26,28 @@ def limits_in_words(leaf: Leaf) -> str:
     return f"{text}, or {arg.or_exactly}" if arg.or_exactly is not None else text
 
 
+def _not_utf8(leaf: Leaf, value: Any) -> str | None:
+    """A sentence when the message to a child process cannot carry a text or a part of the value."""
+    try:
+        msgspec.msgpack.encode(value)
+    except UnicodeEncodeError as error:
+        shown = "" if leaf.arg.secret else f" '{escaped(error.object)}'"
+        return (
+            f"{leaf.flag or leaf.name}{shown} is not UTF-8; write it in UTF-8 (a file or folder: rename it, "
+            "or give a link to it)"
+        )
+    except (TypeError, OverflowError):  # the checks below have the words for these
+        return None
+    return None
+
+
 def violation(leaf: Leaf, value: Any) -> str | None:
     """A sentence when the value breaks a limit of its declaration, else None."""
     arg = leaf.arg
     if value == leaf.default and value is not None:
         return None
+    if sentence := _not_utf8(leaf, value):
+        return sentence
     try:
         # Command line, file and keywords convert; a record that a program built itself comes here unseen.
         msgspec.convert(value, leaf.type)

@@ -18,6 +18,7 @@ from sglang.srt.configs.gguf_config import config_from_gguf
 from sglang.srt.configs.gguf_parts import open_gguf
 from sglang.srt.configs.model_path import gguf_in_folder, resolve_model_path
 from sglang.srt.configs.rope_scaling import read_rope
+from sglang.srt.configs.utf8 import check_utf8
 from sglang.srt.environ import envs
 
 # Architecture -> (model_type, head_dim where the config leaves it out; None: hidden_size / heads).
@@ -121,6 +122,7 @@ def _source_of(path: pathlib.Path, load_format: str) -> pathlib.Path:
             raise ValueError(
                 f"load_format 'gguf' needs a .gguf file, and {path} holds none; use load_format 'auto'"
             )
+        check_utf8(file, "model_path")
         return file
     if load_format == "safetensors" and path.is_file():
         raise ValueError(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sglang.srt.configs.gguf_header import MAGIC
 from sglang.srt.configs.gguf_parts import first_part, models_among
+from sglang.srt.configs.utf8 import check_utf8
 
 
 class PackagedModel(NamedTuple):
@@ -33,26 +34,32 @@ ALIASES = {
 }
 
 
-def resolve_model_path(name: str | os.PathLike[str]) -> pathlib.Path:
+def resolve_model_path(name: str | os.PathLike[str], setting: str = "model_path") -> pathlib.Path:
     """The folder (with a config.json) or the GGUF file that `name` stands for; of a split model its first
-    part.
+    part. `setting` is what errors call it.
 
     An alias comes first; write `./name` for a local folder of the same name.
     """
     text = os.fspath(name)
     if not text:
         raise ValueError(
-            f"model_path is empty; give a folder, a .gguf file or an alias ({', '.join(ALIASES)})"
+            f"{setting} is empty; give a folder, a .gguf file or an alias ({', '.join(ALIASES)})"
         )
+    path = _found(text, setting)
+    check_utf8(path, setting)  # a home folder, a package or a file in the folder may bring other bytes
+    return path
+
+
+def _found(text: str, setting: str) -> pathlib.Path:
     alias = ALIASES.get(text.lower())
     if alias is not None:
-        return _packaged_file(text, alias)
+        return _packaged_file(text, alias, setting)
     path = pathlib.Path(text).expanduser()
     if path.is_dir():
         return _in_folder(path)
     if path.exists():
         return _checked_file(path)
-    raise ValueError(_not_found(text))
+    raise ValueError(_not_found(text, setting))
 
 
 def gguf_in_folder(folder: pathlib.Path) -> pathlib.Path | None:
@@ -66,7 +73,7 @@ def gguf_in_folder(folder: pathlib.Path) -> pathlib.Path | None:
     return models[0] if models else None
 
 
-def _packaged_file(name: str, alias: PackagedModel) -> pathlib.Path:
+def _packaged_file(name: str, alias: PackagedModel, setting: str) -> pathlib.Path:
     # find_spec and not an import: the package's own module needs libraries that are not installed.
     spec = importlib.util.find_spec(alias.module)
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -74,7 +81,7 @@ def _packaged_file(name: str, alias: PackagedModel) -> pathlib.Path:
         if path.is_file():
             return path
     raise ValueError(
-        f"model_path {name!r} is an alias for {alias.file} of the Python package {alias.module!r}, which is "
+        f"{setting} {name!r} is an alias for {alias.file} of the Python package {alias.module!r}, which is "
         f"not installed here; run: {alias.install}"
     )
 
@@ -107,12 +114,12 @@ def _checked_file(path: pathlib.Path) -> pathlib.Path:
     return first_part(path)
 
 
-def _not_found(name: str) -> str:
+def _not_found(name: str, setting: str) -> str:
     aliases = ", ".join(ALIASES)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf"):
         return (
-            f"model_path {name!r} is neither a local folder nor a file. If it is a hub id: nothing is "
+            f"{setting} {name!r} is neither a local folder nor a file. If it is a hub id: nothing is "
             f"fetched from a hub at run time; download the model first and give its folder. Aliases: "
             f"{aliases}"
         )
-    return f"model_path {name!r} does not exist; give a folder, a .gguf file or an alias ({aliases})"
+    return f"{setting} {name!r} does not exist; give a folder, a .gguf file or an alias ({aliases})"

@@ -28,5 +28,6 @@ def published_tokenizer(model_config: ModelConfig) -> Tokenizer | None:
     serving = get_serving()
     if serving.skip_tokenizer_init:
         return None
-    path = resolve_model_path(serving.tokenizer_path) if serving.tokenizer_path else model_config.path
+    given = serving.tokenizer_path
+    path = resolve_model_path(given, "tokenizer_path") if given else model_config.path
     return load_tokenizer(path, mode=serving.tokenizer_mode, chat_template=serving.chat_template)

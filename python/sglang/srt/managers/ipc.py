@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import zmq
 import zmq.asyncio
 
+from sglang.srt.configs.utf8 import check_utf8
 from sglang.srt.environ import envs
 from sglang.srt.messages import io_struct
 
@@ -88,6 +89,7 @@ def _root() -> pathlib.Path:
     root = pathlib.Path(envs.SGLANG_RUNTIME_DIR.get() or tempfile.gettempdir())
     if not root.is_dir():
         raise ValueError(f"SGLANG_RUNTIME_DIR={root}: is not a folder; create it or leave the variable out")
+    check_utf8(root, "the folder for sockets (SGLANG_RUNTIME_DIR, else TMPDIR)")
     return root
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from sglang.srt.configs.utf8 import check_utf8
 from sglang.srt.layers.parameter import WeightItem
 
 logger = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ def _files(folder: pathlib.Path, index: pathlib.Path) -> dict[pathlib.Path, set[
         return {single: None}
     found = sorted(folder.glob("*.safetensors"))
     if len(found) == 1:
+        check_utf8(found[0], "the weight file")
         return {found[0]: None}
     if found:
         names = ", ".join(file.name for file in found)

@@ -4,12 +4,14 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="unit-cpu")
 
+import contextlib
 import json
 import logging
 
+import msgspec
 import pytest
 
-from sglang.srt.arg_groups import device_hook, dtype_hook, pipeline
+from sglang.srt.arg_groups import device_hook, dtype_hook, pipeline, values_hook
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import (
@@ -275,6 +277,51 @@ def test_a_record_that_a_program_built_itself_is_checked_for_types(settings, wor
     """`ServerArgs(...)` takes what it is given; the door does not."""
     with pytest.raises(ValueError, match=words):
         resolve(ServerArgs(model_path="m", **settings))
+
+
+TORN = "/data/caf\udce9"  # what Python makes of an argument whose bytes are no UTF-8
+
+
+def text_settings():
+    """Every field that takes text, alone or in a list or an object, with such a text in it."""
+    shapes = {"str": ("text", TORN), "list": (["text"], [TORN]), "object": ({"key": "text"}, {"key": TORN})}
+    for leaf in LEAVES.values():
+        for shape, (plain, torn) in shapes.items():
+            with contextlib.suppress(msgspec.ValidationError):
+                msgspec.convert(plain, leaf.type)
+                yield pytest.param(leaf, torn, id=f"{leaf.name}-{shape}")
+
+
+@pytest.mark.parametrize(("leaf", "value"), list(text_settings()))
+def test_bytes_that_are_no_utf8_are_refused_with_their_flag(leaf, value):
+    """The message to the ranks cannot carry them, and its error would name neither flag nor cure."""
+    with pytest.raises(ValueError, match="is not UTF-8; write it in UTF-8") as caught:
+        resolve(ServerArgs(**{"model_path": "m", leaf.name: value}))
+    (sentence,) = [line for line in str(caught.value).splitlines() if "UTF-8" in line]
+    said = "" if leaf.arg.secret else r" '/data/caf\xe9'"
+    assert sentence.startswith(f"{leaf.flag or leaf.name}{said} is not") and sentence.isprintable()
+
+
+def test_text_that_no_message_carries_would_pass_without_that_check(resolved, monkeypatch):
+    """The twin: the record resolves, and a rank cannot be told."""
+    monkeypatch.setattr(values_hook, "_not_utf8", lambda leaf, value: None)
+    record = resolved(served_model_name=TORN)
+    with pytest.raises(UnicodeEncodeError):
+        pack_server_args(record)
+
+
+@pytest.mark.parametrize("name", ["model_path", "tp_size", "default_chat_template_kwargs", "lora_paths"])
+def test_keywords_that_are_no_utf8_are_refused_by_name_whatever_they_should_be(name):
+    """Their conversion fails before the record is there to be checked."""
+    with pytest.raises(ValueError, match=r"(?i)utf-?8") as caught:
+        resolve(ServerArgs.from_kwargs(**{"model_path": "m", name: TORN}))
+    assert LEAVES[name].flag in str(caught.value) and not isinstance(caught.value, UnicodeError)
+
+
+@pytest.mark.parametrize("half", ["\ud83d", "\udce9\ud83d"])
+def test_half_a_surrogate_pair_is_shown_too(half):
+    with pytest.raises(ValueError, match=r"--host '.*\\ud83d' is not UTF-8"):
+        resolve(ServerArgs(model_path="m", host=half))
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**70), 10**400])

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.model_path import ALIASES, resolve_model_path
 
 ALIAS = "smollm2-135m-instruct"
@@ -99,6 +100,45 @@ def test_an_empty_folder_and_a_file_of_another_kind_are_refused(tmp_path):
     other.write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match="not a GGUF one"):
         resolve_model_path(other)
+
+
+@pytest.fixture
+def torn(tmp_path):
+    """A folder whose name is no UTF-8, as a disk of an old system brings it."""
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    return folder
+
+
+def test_a_name_that_leads_to_bytes_that_are_no_utf8_is_refused_with_its_setting(tmp_path, torn, monkeypatch):
+    """The flag itself may be plain: the bytes come from a file in the folder, or from a home folder."""
+    (torn / "m.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("HOME", str(torn))
+    with pytest.raises(
+        ValueError, match=r"^tokenizer_path .*/caf\\xe9/m.gguf is not UTF-8; rename"
+    ) as caught:
+        resolve_model_path("~/m.gguf", "tokenizer_path")
+    assert str(caught.value).isprintable()
+    (torn / "m.gguf").rename(tmp_path / "t\udcffrn.gguf")
+    with pytest.raises(ValueError, match=r"^model_path .*/t\\xffrn.gguf is not UTF-8; rename .* link to it$"):
+        resolve_model_path(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"^model_path .*/t\\xffrn.gguf is not UTF-8"):
+        ModelConfig.from_path(tmp_path, load_format="gguf")
+
+
+def test_a_link_with_a_plain_name_is_the_cure(tmp_path, torn):
+    (torn / "config.json").write_text("{}")
+    link = tmp_path / "coffee"
+    link.symlink_to(torn)
+    assert resolve_model_path(link) == link
+
+
+@pytest.mark.parametrize("setting", ["model_path", "tokenizer_path"])
+@pytest.mark.parametrize("name", ["", "nowhere", "a/b"])
+def test_a_wrong_path_is_called_by_its_own_setting(name, setting):
+    with pytest.raises(ValueError, match=f"^{setting} "):
+        resolve_model_path(name, setting)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

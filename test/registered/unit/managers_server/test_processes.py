@@ -14,6 +14,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -75,6 +76,17 @@ def test_a_path_that_no_socket_can_have_is_refused_with_the_cure(tmp_path: pathl
             stack.callback(folder.remove)
             with pytest.raises(ValueError, match="SGLANG_RUNTIME_DIR"):
                 _ = folder.server_address
+
+
+def test_a_folder_that_no_message_can_name_is_refused_with_its_variable(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary folder is nobody's flag: without this its bytes fail in the middle of the start."""
+    torn = tmp_path / "caf\udce9"
+    torn.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(torn))
+    with envs.SGLANG_RUNTIME_DIR.override(None), pytest.raises(ValueError, match=r"TMPDIR.*caf\\xe9 is not"):
+        SocketFolder()
 
 
 # --- wires ----

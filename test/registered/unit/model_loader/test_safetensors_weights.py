@@ -97,6 +97,13 @@ def test_a_tensor_that_the_index_does_not_know_is_named(tiny):
         safetensors_weights(folder)
 
 
+def test_a_file_whose_name_is_no_utf8_is_not_called_damaged(tiny):
+    folder = tiny()
+    (folder / SINGLE_FILE).rename(folder / "caf\udce9.safetensors")
+    with pytest.raises(ValueError, match=r"the weight file .*/caf\\xe9.safetensors is not UTF-8; rename"):
+        safetensors_weights(folder)
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_files_that_are_not_part_of_the_model_are_named_in_the_log(tiny, caplog, shards):
     """A second set of weights beside the first would be left out, and nobody could tell which one answers."""

@@ -40,7 +40,7 @@ class LoadsWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of a model, none of them read yet, and the config of the model that holds all of them."""
+    """The tensors of a model, none of them loaded yet, and the config of the model that holds all of them."""
 
     config: ModelConfig
     items: list[WeightItem]

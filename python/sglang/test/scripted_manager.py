@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from sglang.srt.managers.request_validation import RequestLimits
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -153,10 +154,13 @@ class ScriptedManager:
         tokenizer: ByteTokenizer | None = None,
         refusal: Exception | None = None,
         defaults: dict[str, Any] | None = None,
+        pool: int | None = None,
     ) -> None:
         self.answers = answers or (ScriptedAnswer.of("hello"),)
         self.tokenizer: Any = tokenizer or ByteTokenizer()
         self.model_config = ScriptedModelConfig()
+        context = self.model_config.context_len
+        self.limits = RequestLimits(context_len=context, vocab_size=VOCAB_SIZE, pool_tokens=pool or context)
         self.served_model_name = "org/tiny-model"
         self.refusal = refusal
         self.defaults = defaults or {}

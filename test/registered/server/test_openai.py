@@ -12,7 +12,8 @@ import httpx
 import openai
 import pytest
 
-from sglang.srt.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, acting_fields
+from sglang.srt.entrypoints.openai.protocol import acting_fields
+from sglang.srt.entrypoints.unserved_fields import REFUSED, WITHOUT_EFFECT
 from sglang.test.openai_http import (
     CHAT,
     COMPLETIONS,

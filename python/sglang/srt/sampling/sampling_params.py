@@ -26,17 +26,6 @@ INT64_MAX = 2**63 - 1
 
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
-#: Fields of SGLang that exist and are not served: a value other than null or empty is refused.
-NOT_SERVED: dict[str, str] = {
-    "json_schema": "structured output is not supported yet; leave it out and check the answer yourself",
-    "regex": "structured output is not supported yet; leave it out and check the answer yourself",
-    "ebnf": "structured output is not supported yet; leave it out and check the answer yourself",
-    "structural_tag": "structured output is not supported yet; leave it out and check the answer yourself",
-    "stop_regex": "stopping by regular expression is not supported yet; use `stop` or `stop_token_ids`",
-    "beam_width": "beam search is not supported; use `n` for several samples",
-    "custom_params": "custom logit processors are not supported yet; use `logit_bias`",
-}
-
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How the tokens of one request are drawn and when it ends (SGLang's names and defaults).
@@ -81,10 +70,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         """
         values: dict[str, Any] = {k: v for k, v in (defaults or {}).items() if v is not None}
         for name, value in (given or {}).items():
-            if name in NOT_SERVED:
-                if value not in (None, "", [], {}):
-                    raise ValueError(f"{name}: {NOT_SERVED[name]}")
-                continue
             if name not in cls.__struct_fields__:
                 known = ", ".join(cls.__struct_fields__)
                 raise ValueError(f"{_shown(name)}: unknown sampling parameter; known are {known}")

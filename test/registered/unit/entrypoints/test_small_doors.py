@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +20,11 @@ from sglang.srt.entrypoints.generate_fields import dp_rank_of_header, parse_gene
 from sglang.srt.entrypoints.listen_socket import listen
 from sglang.srt.entrypoints.server_information import launch_command
 from sglang.srt.entrypoints.sse import DONE, EventStream, event, first_then
+from sglang.srt.entrypoints.unknown_fields import MAX_NAMES, UnknownFields
+from sglang.srt.entrypoints.unserved_fields import REFUSED, Refused, unserved
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.test.waiting import HANG_GUARD_S
 
@@ -60,15 +65,85 @@ def test_a_header_that_is_repeated_is_refused_and_not_cut_to_its_first_value() -
     ("body", "message"),
     [
         ([], "JSON object"),
-        ({"text": "a", "image_data": "x"}, "image_data: only text"),
-        ({"text": "a", "session_params": {"id": 1}}, "session_params: is not supported yet"),
-        ({"txet": "a"}, "did you mean text"),
-        ({"zzz": 1}, "known keys are"),
+        ({"text": "a", "image_data": "x"}, "^image_data: this model reads text only"),
+        ({"text": "a", "session_params": {"id": 1}}, "^session_params: sessions are not supported"),
+        ({"bad_words": ["a"]}, "^bad_words: words are not banned"),
+        ({"txet": "a"}, r"^txet: unknown key; did you mean text\?"),
+        ({"zzz": 1}, "^zzz: unknown key; known keys are text, "),
+        ({"temperature": 0}, "^temperature: unknown key; temperature belongs into sampling_params"),
+        ({"max_tokens": 5}, "^max_tokens: unknown key; here it is max_new_tokens, in sampling_params"),
+        ({"messages": []}, "^messages: unknown key; it is a field of /v1/chat/completions"),
+        ({"request_id": "a"}, "^request_id: unknown key; here it is rid$"),
+        ({"sampling_params": {"bad_words": ["a"]}}, "^bad_words: words are not banned"),
+        ({"sampling_params": [{}, {"regex": "a+"}]}, "^regex: structured output is not supported yet"),
+        (
+            {"sampling_params": {"tempratur": 1}},
+            "^sampling_params: tempratur: unknown key; did you mean temp",
+        ),
+        ({"sampling_params": {"seed": 1}}, "^sampling_params: seed: unknown key; here it is sampling_seed"),
+        ({"sampling_params": {"n_predict": 1}}, "n_predict: unknown key; here it is max_new_tokens"),
+        ({"sampling_params": {"include_stop_str_in_output": True}}, "here it is no_stop_trim"),
+        ({"sampling_params": {"stream": True}}, "stream: unknown key; stream belongs beside it"),
     ],
 )
 def test_a_key_that_would_be_ignored_is_refused(body: Any, message: str) -> None:
     with pytest.raises(RequestRejected, match=message):
         parse_generate(body)
+
+
+@pytest.mark.parametrize("name", [n for n, field in REFUSED.items() if "generate" in field.routes])
+def test_a_field_of_another_server_is_400_by_name_or_asks_for_nothing(name: str) -> None:
+    """At the top and among the sampling parameters, over HTTP and from `Engine.generate`."""
+    field = REFUSED[name]
+    for value in (None, *(() if field.strict else ("", [], False)), *field.harmless):
+        obj = parse_generate({"text": "a", name: value, "sampling_params": {name: value, "n": 1}})
+        assert obj == GenerateReqInput(text="a", sampling_params={"n": 1})
+    for body in ({name: {"x": 1}}, {"sampling_params": {name: {"x": 1}}}):
+        with pytest.raises(RequestRejected, match=f"^{name}: ") as caught:
+            parse_generate(body)
+        assert field.reason in str(caught.value) and caught.value.param == name
+
+
+def test_no_field_of_a_native_request_is_listed_as_not_served() -> None:
+    """Listed, it would be shown as refused or without effect although it acts."""
+    refused, idle = unserved("generate")
+    native = {*GenerateReqInput.__struct_fields__, *SamplingParams.__struct_fields__}
+    assert native & {*refused, *idle} == set()
+
+
+def test_the_twin_of_that_check_finds_an_offender(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REFUSED, "no_stop_trim", Refused("planted"))
+    with pytest.raises(AssertionError):
+        test_no_field_of_a_native_request_is_listed_as_not_served()
+
+
+def test_sampling_parameters_that_are_no_object_are_left_to_their_check() -> None:
+    assert parse_generate({"sampling_params": 5}).sampling_params == 5
+    assert parse_generate({"sampling_params": [None, {"n": 1}]}).sampling_params == [None, {"n": 1}]
+
+
+def logged_by(names: list[str], caplog: pytest.LogCaptureFixture) -> list[str]:
+    caplog.clear()
+    log = UnknownFields("/v1/x", ["temperature", "top_p"])
+    with caplog.at_level(logging.WARNING):
+        for name in names:
+            log.note(name)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_unknown_field_is_said_once_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
+    assert logged_by(["tempratur", "zzz", "tempratur", "zzz"], caplog) == [
+        "/v1/x: the unknown field 'tempratur' is ignored; did its sender mean temperature?",
+        "/v1/x: the unknown field 'zzz' is ignored",
+    ]
+
+
+def test_unknown_fields_do_not_fill_the_log_or_fake_its_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """A client chooses the names: a flood, a megabyte and a line break are all within its power."""
+    lines = logged_by(["a\n[2026] fake \x1b[31m", "x" * 10**6, "x" * 10**6 + "y"], caplog)
+    assert len(lines) == 2 and all(len(line) < 120 and line.isprintable() for line in lines)
+    lines = logged_by([f"{number}" for number in range(10 * MAX_NAMES)], caplog)
+    assert len(lines) == MAX_NAMES + 1 and "more unknown fields" in lines[-1]
 
 
 def test_no_secret_is_part_of_the_launch_command_however_it_was_spelled() -> None:

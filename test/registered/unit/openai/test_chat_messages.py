@@ -218,3 +218,24 @@ def test_a_refused_message_is_a_request_rejected():
     with pytest.raises(RequestRejected) as caught:
         checked_messages([5])
     assert caught.value.status_code == 400 and caught.value.param == "messages"
+
+
+def test_a_prompt_need_not_open_an_answer():
+    assert rendered([USER], add_generation_prompt=False) == "<s>[user]hi<|im_end|>"
+    assert rendered([USER], add_generation_prompt=True) == rendered([USER])
+
+
+def test_a_prompt_cannot_open_an_answer_and_go_on_with_one():
+    answer = {"role": "assistant", "content": "well"}
+    message = refusal([USER, answer], add_generation_prompt=True, continue_final_message=True)
+    assert message.startswith("add_generation_prompt: ")
+    parts = {"continue_final_message": True}
+    assert rendered([USER, answer], add_generation_prompt=False, **parts) == rendered([USER, answer], **parts)
+
+
+def test_documents_reach_a_template_that_reads_them_and_no_other():
+    """Dropped in silence, the model would answer without having seen them."""
+    reads = ByteTokenizer(chat_template="{% for d in documents %}{{ d.text }}{% endfor %}")
+    assert rendered([USER], tokenizer=reads, documents=[{"text": "a"}, {"text": "b"}]) == "ab"
+    assert refusal([USER], documents=[{"text": "a"}]).startswith("documents: ")
+    assert rendered([USER], documents=[]) == rendered([USER])

@@ -113,6 +113,30 @@ def test_the_limit_that_nobody_named_is_cut_to_what_is_left(length, limit):
     assert [p.max_new_tokens for p in manager.params] == [limit, 16, limit, 16]
 
 
+def test_the_limit_that_nobody_named_is_cut_to_what_is_left_of_the_pool():
+    """A pool of 64 tokens refused a prompt of 50 over a max_tokens that its sender never gave."""
+    manager = ScriptedManager(pool=64)
+    post(manager, COMPLETIONS, prompt=[104] * 60)
+    post(manager, COMPLETIONS, prompt="h" * 59)
+    assert [p.max_new_tokens for p in manager.params] == [4, 4]
+
+
+def test_a_lower_limit_above_the_limit_that_nobody_named_is_said_with_both_numbers():
+    error = post(ScriptedManager(), COMPLETIONS, min_tokens=20).json()["error"]
+    assert error["param"] == "min_tokens" and "got 20" in error["message"] and "16" in error["message"]
+    assert post(ScriptedManager(), COMPLETIONS, min_tokens=16).status_code == 200
+
+
+def test_a_field_that_nobody_knows_is_answered_and_logged(caplog):
+    """A misspelt field changes nothing, and without the line nobody would find out why."""
+    manager = ScriptedManager()
+    assert post(manager, COMPLETIONS, tempratur=0.3).status_code == 200
+    lines = [r.getMessage() for r in caplog.records if "tempratur" in r.getMessage()]
+    assert lines == [
+        "/v1/completions: the unknown field 'tempratur' is ignored; did its sender mean temperature?"
+    ]
+
+
 def test_each_prompt_of_a_batch_has_its_own_room():
     manager = ScriptedManager()
     body = post(manager, COMPLETIONS, prompt=["h" * 504, "h"], echo=True).json()

@@ -10,16 +10,17 @@ import pytest
 
 from sglang.srt.entrypoints.openai import protocol
 from sglang.srt.entrypoints.openai.protocol import (
-    REFUSED,
-    WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,
     acting_fields,
     in_client_words,
     parse_request,
+    refused_fields,
     sampling_mapping,
 )
+from sglang.srt.entrypoints.unserved_fields import REFUSED, WITHOUT_EFFECT, WithoutEffect
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.test.openai_calls import CHAT, COMPLETIONS, post
 from sglang.test.scripted_manager import ScriptedManager
@@ -37,6 +38,9 @@ ASKS = {
     "verbosity": "low",
     "bootstrap_port": 8998,
     "priority": 3,
+    "detokenize": False,
+    "do_sample": False,
+    "include_reasoning": False,
 }
 
 
@@ -59,30 +63,41 @@ def test_a_request_full_of_nulls_is_answered(route):
     assert manager.params == plain.params
 
 
-def test_keys_that_nobody_declared_are_ignored():
-    assert parse_request(ChatRequest, {"params": {"a": 1}, "no_such_key": 3}) == ChatRequest()
+def test_keys_that_nobody_declared_are_ignored_and_told():
+    told = []
+    body = {"params": {"a": 1}, "no_such_key": 3, "stream_options": {"includ_usage": True}}
+    assert parse_request(ChatRequest, body, told.append).stream_options == protocol.StreamOptions()
+    assert told == ["params", "no_such_key", "stream_options.includ_usage"]
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", REFUSED)
+def test_no_declared_name_is_told_as_unknown():
+    for request_type in TYPES:
+        told = []
+        route = request_type.route
+        names = [*acting_fields(route), *refused_fields(route), *protocol.unserved(route)[1]]
+        parse_request(request_type, dict.fromkeys(names), told.append)
+        assert told == []
+
+
+@pytest.mark.parametrize(
+    "route, name", [(route, name) for route in ROUTES for name in REFUSED if route in REFUSED[name].routes]
+)
 def test_a_refused_field_is_400_with_its_name_and_a_cure(route, name):
     """Read over in silence it would give an answer to another question."""
     declared = REFUSED[name]
     value = ASKS.get(name, "x")
     response = post(ScriptedManager(), ROUTES[route], **{name: value})
-    if route not in declared.routes:
-        assert response.status_code == 200  # not a field of this route
-        return
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == name
     assert error["message"].startswith(f"{name}: ") and declared.reason in error["message"]
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", [name for name in REFUSED if set(REFUSED[name].routes) & set(ROUTES)])
 def test_a_refused_field_that_asks_for_nothing_is_accepted(name):
     declared = REFUSED[name]
     route = declared.routes[0]
-    for value in (None, "", [], {}, False, *declared.harmless):
+    empty = () if declared.strict else ("", [], {}, False)
+    for value in (None, *empty, *declared.harmless):
         assert parse_request(protocol.REQUEST_TYPES[route], {name: value}) is not None
     assert declared.allows(0) == (0 in declared.harmless), "a number asks for something"
 
@@ -90,7 +105,7 @@ def test_a_refused_field_that_asks_for_nothing_is_accepted(name):
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_a_field_without_effect_takes_anything_and_says_why(name):
     declared = WITHOUT_EFFECT[name]
-    for route in declared.routes:
+    for route in set(declared.routes) & set(ROUTES):
         manager, plain = ScriptedManager(), ScriptedManager()
         assert post(manager, ROUTES[route], **{name: {"any": "thing"}}).status_code == 200
         post(plain, ROUTES[route])
@@ -107,7 +122,7 @@ def test_no_field_is_declared_twice():
 
 
 def test_the_twin_of_the_declared_twice_check_finds_an_offender(monkeypatch):
-    monkeypatch.setitem(WITHOUT_EFFECT, "temperature", protocol.WithoutEffect("planted"))
+    monkeypatch.setitem(WITHOUT_EFFECT, "temperature", WithoutEffect("planted"))
     with pytest.raises(AssertionError):
         test_no_field_is_declared_twice()
 
@@ -138,6 +153,9 @@ SAMPLES = {
     "n": ("n", 2),
     "max_tokens": ("max_new_tokens", 9),
     "max_completion_tokens": ("max_new_tokens", 9),
+    "n_predict": ("max_new_tokens", 9),
+    "repeat_penalty": ("repetition_penalty", 1.2),
+    "include_stop_str_in_output": ("no_stop_trim", True),
 }
 
 
@@ -159,7 +177,9 @@ def test_a_sampling_field_acts_and_only_it(route, name):
 
 
 def test_the_samples_cover_every_sampling_field():
-    declared = {n for route in ROUTES for n, f in acting_fields(route).items() if f.sampling} | {"n"}
+    declared = {"n"}
+    for fields in map(acting_fields, ROUTES):
+        declared |= {n for n, f in fields.items() if f.sampling or (f.same_as and fields[f.same_as].sampling)}
     assert declared == set(SAMPLES)
 
 
@@ -216,6 +236,11 @@ def test_what_the_client_left_out_is_left_out():
         ("priority", 5, ["priority"]),
         ("routed_dp_rank", "0", ["routed_dp_rank"]),
         ("return_token_ids", 1, ["return_token_ids"]),
+        ("n_predict", -2, ["n_predict", "-2"]),
+        ("repeat_penalty", 0, ["repeat_penalty"]),
+        ("include_stop_str_in_output", "yes", ["include_stop_str_in_output", "true or false"]),
+        ("request_id", 5, ["request_id", "string"]),
+        ("data_parallel_rank", "0", ["data_parallel_rank", "integer"]),
     ],
 )
 @pytest.mark.parametrize("route", ROUTES)
@@ -260,3 +285,81 @@ def test_a_long_value_is_cut_in_the_refusal():
 def test_requests_do_not_change_once_parsed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         ChatRequest().n = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_two_names_of_one_field_must_agree(route):
+    """Whichever of the two the server took, the other one would be dropped in silence."""
+    pairs = {n: f.same_as for n, f in acting_fields(route).items() if f.same_as}
+    assert set(pairs) >= {"n_predict", "repeat_penalty", "include_stop_str_in_output", "request_id"}
+    for name, own in pairs.items():
+        one, other = ("a", "b") if own == "rid" else (0, 1)
+        parsed = parse_request(protocol.REQUEST_TYPES[route], {name: one, own: one})
+        assert getattr(parsed, own) == one
+        with pytest.raises(RequestRejected, match=f"{name}: another name of {own}, and both are given"):
+            parse_request(protocol.REQUEST_TYPES[route], {name: one, own: other})
+
+
+def test_the_id_of_a_request_may_go_by_its_other_name():
+    manager = ScriptedManager()
+    assert post(manager, CHAT, request_id="mine").json()["id"] == "mine"
+    assert manager.requests[0].rid == "mine"
+
+
+@pytest.mark.parametrize(
+    "route, name, value, words",
+    [
+        ("chat", "max_new_tokens", 5, "is a name of /generate; here it is max_tokens"),
+        ("completions", "sampling_seed", 5, "is a name of /generate; here it is seed"),
+        ("chat", "sampling_params", {"temperature": 0}, "is a field of /generate; post it there"),
+        ("completions", "return_logprob", True, "is a field of /generate; post it there"),
+        ("completions", "top_logprobs", 3, "is a field of /v1/chat/completions; post it there"),
+        ("chat", "prompt", "hi", "is a field of /v1/completions; post it there"),
+    ],
+)
+def test_a_field_of_another_route_is_refused_with_its_place(route, name, value, words):
+    """Each of them changes the answer there, and here it would be dropped under 200."""
+    response = post(ScriptedManager(), ROUTES[route], **{name: value})
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == name
+    assert error["message"].startswith(f"{name}: {words}")
+
+
+def test_every_native_name_is_known_to_the_openai_routes():
+    """A name of /generate that a route neither acts on nor refuses would be dropped as an unknown one."""
+    native = {*GenerateReqInput.__struct_fields__, *SamplingParams.__struct_fields__}
+    for route in ROUTES:
+        known = {*acting_fields(route), *refused_fields(route), *protocol.unserved(route)[1]}
+        assert sorted(native - known) == []
+
+
+def test_the_twin_of_that_check_finds_an_offender(monkeypatch):
+    monkeypatch.setattr(protocol.msgspec.structs, "fields", lambda struct: ())
+    refused_fields.cache_clear()
+    with pytest.raises(AssertionError):
+        test_every_native_name_is_known_to_the_openai_routes()
+    refused_fields.cache_clear()
+
+
+def test_a_native_field_at_its_default_asks_for_nothing():
+    for route in ROUTES:
+        for name, value in {"logprob_start_len": -1, "top_logprobs_num": 0, "no_logs": False}.items():
+            assert parse_request(protocol.REQUEST_TYPES[route], {name: value}) is not None
+
+
+def test_candidates_are_as_many_as_choices():
+    """More candidates than choices are ranked by other servers, and the best are returned."""
+    assert post(ScriptedManager(), COMPLETIONS, best_of=1).status_code == 200
+    assert post(ScriptedManager(), COMPLETIONS, best_of=2, n=2).status_code == 200
+    for body in ({"best_of": 2}, {"best_of": 3, "n": 2}):
+        error = post(ScriptedManager(), COMPLETIONS, **body).json()["error"]
+        assert error["param"] == "best_of" and "candidates are not ranked" in error["message"]
+
+
+def test_a_prompt_without_special_tokens_has_none():
+    manager = ScriptedManager()
+    post(manager, COMPLETIONS, prompt="hi", add_special_tokens=False)
+    bare = manager.tokenizer.encode("hi", add_special_tokens=False)
+    assert manager.requests[0].input_ids == bare != manager.tokenizer.encode("hi")
+    post(manager, COMPLETIONS, prompt="hi", add_special_tokens=True)
+    assert manager.requests[1].text == "hi"

@@ -166,15 +166,25 @@ def prompt_ids(
             raise reject("chat_template_kwargs", f"{name!r} is not a variable of the template; leave it out")
     if request.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", request.reasoning_effort)
+    if request.documents:
+        if "documents" not in template:
+            raise reject("documents", "the chat template of this model reads none; put them into a message")
+        kwargs.setdefault("documents", request.documents)
     goes_on = bool(request.continue_final_message)
+    opens = not goes_on if request.add_generation_prompt is None else request.add_generation_prompt
     if goes_on and messages[-1]["role"] != "assistant":
         raise reject(
             "continue_final_message",
             f"the last message must be the assistant's, got role {messages[-1]['role']!r}",
         )
+    if goes_on and opens:
+        raise reject(
+            "add_generation_prompt",
+            "opens a new message, and continue_final_message goes on with the last one",
+        )
     try:
         text = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=not goes_on, continue_final_message=goes_on, **kwargs
+            messages, add_generation_prompt=opens, continue_final_message=goes_on, **kwargs
         )
     except ValueError as error:
         raise RequestRejected(

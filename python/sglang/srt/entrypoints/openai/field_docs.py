@@ -8,29 +8,49 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections.abc import Mapping
+from typing import TypeVar
 
-from sglang.srt.entrypoints.openai.protocol import BOTH, Route, field_groups
+from sglang.srt.entrypoints.openai.protocol import PATHS, field_groups
+from sglang.srt.entrypoints.unserved_fields import Refused, WithoutEffect
 
 BEGIN = "<!-- fields: begin (written by sglang.srt.entrypoints.openai.field_docs) -->"
 END = "<!-- fields: end -->"
-PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+FieldT = TypeVar("FieldT", Refused, WithoutEffect)
 
 
 def field_tables() -> str:
     """Three tables for each route: what acts, what is refused, what is without effect."""
     parts: list[str] = []
-    for route in BOTH:
+    for route, path in PATHS.items():
         acting, refused, idle = field_groups(route)
-        parts += [f"### Fields of `{PATHS[route]}`", "", "Acting:", "", "| field | effect |", "|---|---|"]
+        parts += [f"### Fields of `{path}`", "", "Acting:", "", "| field | effect |", "|---|---|"]
         parts += [f"| `{name}` | {field.doc} |" for name, field in acting.items()]
         parts += ["", "Refused with 400, unless null, empty, false, or the value in the last column:", ""]
         parts += ["| field | what the refusal says | accepted |", "|---|---|---|"]
-        parts += [f"| `{name}` | {field.reason} | {field.harmless_doc} |" for name, field in refused.items()]
+        parts += [f"| {names} | {field.reason} | {_accepted(field)} |" for field, names in _together(refused)]
         parts += ["", "Read over, because the answer is right without them:", ""]
         parts += ["| field | why |", "|---|---|"]
-        parts += [f"| `{name}` | {field.reason} |" for name, field in idle.items()]
+        parts += [f"| {names} | {field.reason} |" for field, names in _together(idle)]
         parts.append("")
     return "\n".join(parts)
+
+
+def _together(fields: Mapping[str, FieldT]) -> list[tuple[FieldT, str]]:
+    """Equal declarations share a row: `[(declaration, names)]`."""
+    rows: list[tuple[FieldT, list[str]]] = []
+    for name, field in fields.items():
+        for known, names in rows:
+            if known == field:
+                names.append(name)
+                break
+        else:
+            rows.append((field, [name]))
+    return [(field, ", ".join(f"`{name}`" for name in names)) for field, names in rows]
+
+
+def _accepted(field: Refused) -> str:
+    return field.accepted if not field.strict else f"only null, {field.accepted}".rstrip(" ,")
 
 
 def with_tables(page: str) -> str:

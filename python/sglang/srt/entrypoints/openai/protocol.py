@@ -1,8 +1,8 @@
-"""Owns the fields of the OpenAI request bodies: which act, which are refused, which are without effect.
+"""Owns the fields of the OpenAI request bodies that act, and how a body is held against all known fields.
 
-Read by the chat and completions routes, and by `field_docs`, which makes the tables of docs/openai_api.md
-from them. It must not act: no tokenizer, no engine. Ranges of sampling values are checked once, by
-`SamplingParams`.
+Read by the chat and completions routes, and by `field_docs`, which makes the tables of docs/openai_api.md.
+What does not act is listed in `unserved_fields`. It must not act: no tokenizer, no engine. Ranges of sampling
+values are checked once, by `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, TypeVar
 
+import msgspec
+
+from sglang.srt.entrypoints.unknown_fields import UnknownFields
+from sglang.srt.entrypoints.unserved_fields import Refused, Route, WithoutEffect, unserved
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.sampling.sampling_params import SamplingParams
 
-Route = Literal["chat", "completions"]
-BOTH: tuple[Route, ...] = ("chat", "completions")
+PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
@@ -133,16 +138,22 @@ class Acts:
     """A field that does what `doc` says.
 
     `check` judges the value; with `sampling` the value goes under that name to `SamplingParams`, which judges
-    it.
+    it. `same_as` is the field that this one is another name of. `parts` are the known keys of an object.
     """
 
     doc: str
     check: Callable[[str, Any], Any] | None = None
     sampling: str | None = None
+    same_as: str | None = None
+    parts: tuple[str, ...] = ()
 
 
 def _sampled(doc: str, native: str) -> Acts:
     return Acts(doc, sampling=native)
+
+
+def _another_name(of: str, whose: str) -> Acts:
+    return Acts(f"Another name of `{of}`, which {whose} uses.", same_as=of)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,12 +169,14 @@ class SharedRequest:
         Acts(
             "`include_usage`: one last chunk with usage; `continuous_usage_stats`: usage in every chunk.",
             _stream_options,
+            parts=("include_usage", "continuous_usage_stats", "include_obfuscation"),
         ),
     ] = None
     n: Annotated[
         int | None, Acts("Choices for each prompt; choice index = prompt index * n + sample.", _sample_count)
     ] = None
     max_tokens: Annotated[Any, _sampled("Most tokens to produce.", "max_new_tokens")] = None
+    n_predict: Annotated[Any, _another_name("max_tokens", "llama.cpp")] = None
     max_completion_tokens: Annotated[
         Any, _sampled("The newer name of `max_tokens`; wins when both are given.", "max_new_tokens")
     ] = None
@@ -183,6 +196,7 @@ class SharedRequest:
     repetition_penalty: Annotated[
         Any, _sampled("Divides or multiplies logits of tokens of the output, above 0.", "repetition_penalty")
     ] = None
+    repeat_penalty: Annotated[Any, _another_name("repetition_penalty", "llama.cpp")] = None
     logit_bias: Annotated[
         Any,
         _sampled(
@@ -193,6 +207,7 @@ class SharedRequest:
     stop: Annotated[Any, _sampled("A stop string or up to 32 of them.", "stop")] = None
     stop_token_ids: Annotated[Any, _sampled("Token ids that end the answer.", "stop_token_ids")] = None
     no_stop_trim: Annotated[Any, _sampled("Keep the stop text in the answer.", "no_stop_trim")] = None
+    include_stop_str_in_output: Annotated[Any, _another_name("no_stop_trim", "vLLM")] = None
     ignore_eos: Annotated[
         Any, _sampled("Do not end at end tokens or stop ids: exactly `max_tokens` tokens.", "ignore_eos")
     ] = None
@@ -203,6 +218,7 @@ class SharedRequest:
         str | list[str] | None,
         Acts("The request's own id: `id` of the answer, and what /abort_request takes.", _rid),
     ] = None
+    request_id: Annotated[Any, _another_name("rid", "vLLM")] = None
     extra_key: Annotated[str | list[str] | None, Acts("Name space of the prefix cache.", _text_or_texts)] = (
         None
     )
@@ -212,7 +228,9 @@ class SharedRequest:
     routed_dp_rank: Annotated[
         int | None, Acts("Replica to run on; the header `X-Data-Parallel-Rank` wins.", _whole)
     ] = None
-    data_parallel_rank: Annotated[int | None, Acts("The old name of `routed_dp_rank`.", _whole)] = None
+    data_parallel_rank: Annotated[
+        int | None, Acts("The old name of `routed_dp_rank`.", same_as="routed_dp_rank")
+    ] = None
     return_token_ids: Annotated[
         bool | None, Acts("Adds `token_ids` and `prompt_token_ids` to every choice.", _flag)
     ] = None
@@ -232,6 +250,13 @@ class CompletionRequest(SharedRequest):
     ] = None
     logprobs: Annotated[
         int | None, Acts(f"Alternatives for each token, 0 to {MAX_TOP_LOGPROBS}.", _alternatives)
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, Acts("false: a text prompt gets no BOS (or what the tokenizer puts around it).", _flag)
+    ] = None
+    best_of: Annotated[
+        int | None,
+        Acts("Must equal `n`: candidates are not ranked, all that are drawn are returned.", _whole),
     ] = None
 
 
@@ -261,118 +286,19 @@ class ChatRequest(SharedRequest):
         dict[str, Any] | None,
         Acts("Variables of the chat template, over those of --default-chat-template-kwargs.", _object),
     ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Acts("false: the prompt ends with the last message and opens no answer.", _flag)
+    ] = None
     continue_final_message: Annotated[
         bool | None, Acts("Go on with the last message, which must be the assistant's.", _flag)
+    ] = None
+    documents: Annotated[
+        list[Any] | None, Acts("Handed to the chat template, which must read it.", _list)
     ] = None
     reasoning_effort: Annotated[
         str | None, Acts("Handed to the chat template, where the template reads it.", _effort)
     ] = None
 
-
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """A field that would change the answer and is not served: 400, unless it is null, empty, false or
-    `harmless`.
-    """
-
-    reason: str
-    routes: tuple[Route, ...] = BOTH
-    harmless: tuple[Any, ...] = ()
-    harmless_doc: str = ""
-
-    def allows(self, value: Any) -> bool:
-        """Whether the value asks for nothing: the field's default, in whatever spelling."""
-        return value is None or value is False or value in ("", [], {}) or value in self.harmless
-
-
-_STRUCTURED = "structured output is not supported yet; leave it out and check the answer yourself"
-_TOOLS = "tool calls are not supported yet; describe the tools in a message and parse the answer yourself"
-_LORA = "adapters are not supported yet; serve a model with the adapter merged into its weights"
-_SESSIONS = "sessions are not supported; send the whole conversation, the prefix cache keeps it cheap"
-_DISAGGREGATION = "prefill/decode disaggregation is not supported yet; leave it out"
-_THINKING = "thinking budgets are not supported yet; limit the whole answer with max_tokens"
-
-REFUSED: dict[str, Refused] = {
-    "response_format": Refused(_STRUCTURED, harmless=({"type": "text"},), harmless_doc='`{"type": "text"}`'),
-    "json_schema": Refused(_STRUCTURED),
-    "regex": Refused(_STRUCTURED),
-    "ebnf": Refused(_STRUCTURED),
-    "structural_tag": Refused(_STRUCTURED),
-    "guided_json": Refused(_STRUCTURED),
-    "guided_regex": Refused(_STRUCTURED),
-    "guided_choice": Refused(_STRUCTURED),
-    "guided_grammar": Refused(_STRUCTURED),
-    "stop_regex": Refused("stopping by regular expression is not supported yet; use stop or stop_token_ids"),
-    "use_beam_search": Refused("beam search is not supported; use n for several samples"),
-    "lora_path": Refused(_LORA),
-    "session_id": Refused(_SESSIONS),
-    "session_params": Refused(_SESSIONS),
-    "custom_logit_processor": Refused("custom logit processors are not supported yet; use logit_bias"),
-    "custom_params": Refused("custom logit processors are not supported yet; use logit_bias"),
-    "return_hidden_states": Refused("hidden states are not returned yet; leave it out"),
-    "return_routed_experts": Refused("routed experts are not returned yet; leave it out"),
-    "max_thinking_tokens": Refused(_THINKING),
-    "thinking_budget": Refused(_THINKING),
-    "priority": Refused(
-        "request priorities are not supported yet; leave it out", harmless=(0,), harmless_doc="`0`"
-    ),
-    "bootstrap_host": Refused(_DISAGGREGATION),
-    "bootstrap_port": Refused(_DISAGGREGATION),
-    "bootstrap_room": Refused(_DISAGGREGATION),
-    "suffix": Refused(
-        "this server has no completion template; put the whole fill-in-the-middle prompt in `prompt`",
-        ("completions",),
-    ),
-    "tools": Refused(_TOOLS, ("chat",)),
-    "tool_choice": Refused(_TOOLS, ("chat",), ("none", "auto"), '`"none"`, `"auto"`'),
-    "functions": Refused(_TOOLS, ("chat",)),
-    "function_call": Refused(_TOOLS, ("chat",), ("none", "auto"), '`"none"`, `"auto"`'),
-    "chat_template": Refused(
-        "a request does not bring its own template; start the server with --chat-template FILE", ("chat",)
-    ),
-    "modalities": Refused("this server writes text only", ("chat",), (["text"],), '`["text"]`'),
-    "audio": Refused("this server writes text only", ("chat",)),
-    "web_search_options": Refused("there is no web search; put what was found in a message", ("chat",)),
-    "verbosity": Refused(
-        "answers have no set length; say in a message how long the answer should be",
-        ("chat",),
-        ("medium",),
-        '`"medium"`',
-    ),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class WithoutEffect:
-    """A known field that is read over, because the answer is right without it; `reason` says why."""
-
-    reason: str
-    routes: tuple[Route, ...] = BOTH
-
-
-WITHOUT_EFFECT: dict[str, WithoutEffect] = {
-    "spaces_between_special_tokens": WithoutEffect("the tokenizers served here never add such spaces"),
-    "user": WithoutEffect("names the caller for the operator; nothing is kept about callers"),
-    "safety_identifier": WithoutEffect(
-        "names the caller for the operator; nothing is kept about callers", ("chat",)
-    ),
-    "metadata": WithoutEffect("labels of stored answers; nothing is stored", ("chat",)),
-    "store": WithoutEffect("answers are never stored", ("chat",)),
-    "service_tier": WithoutEffect("there is one tier", ("chat",)),
-    "prompt_cache_key": WithoutEffect("the prefix cache finds common prefixes by itself", ("chat",)),
-    "prompt_cache_retention": WithoutEffect("the prefix cache keeps what fits", ("chat",)),
-    "prediction": WithoutEffect("a hint about speed; the answer is the same without it", ("chat",)),
-    "parallel_tool_calls": WithoutEffect("concerns tools, and a request with tools is refused", ("chat",)),
-    "separate_reasoning": WithoutEffect(
-        "no reasoning parser is served: thinking stays in the content", ("chat",)
-    ),
-    "stream_reasoning": WithoutEffect(
-        "no reasoning parser is served: thinking stays in the content", ("chat",)
-    ),
-    "best_of": WithoutEffect(
-        "candidates are not ranked: `n` choices are drawn and all are returned", ("completions",)
-    ),
-}
 
 REQUEST_TYPES: dict[Route, type[SharedRequest]] = {"chat": ChatRequest, "completions": CompletionRequest}
 
@@ -387,28 +313,80 @@ def acting_fields(route: Route) -> dict[str, Acts]:
     return {name: hints[name].__metadata__[0] for name in [*own, *(n for n in names if n not in own)]}
 
 
+@functools.cache
+def refused_fields(route: Route) -> dict[str, Refused]:
+    """What a route answers with 400: fields that are not served, and fields of the other routes, which would
+    otherwise be read over because their name is not known here.
+    """
+    acting = acting_fields(route)
+    declared, idle = unserved(route)
+    # The first of two names counts, so the table is read from its end.
+    native_names = {field.sampling: name for name, field in reversed(acting.items()) if field.sampling}
+    elsewhere: dict[str, Refused] = {}
+    for other, path in PATHS.items():
+        elsewhere |= dict.fromkeys(acting_fields(other), Refused(f"is a field of {path}; post it there"))
+    for native in msgspec.structs.fields(GenerateReqInput) + msgspec.structs.fields(SamplingParams):
+        own = native_names.get(native.name)
+        if own is not None:
+            elsewhere[native.name] = Refused(f"is a name of /generate; here it is {own}")
+        else:
+            field = Refused("is a field of /generate; post it there", harmless=(native.default,))
+            elsewhere.setdefault(native.name, field)
+    known = {*acting, *idle}
+    return {**{name: field for name, field in elsewhere.items() if name not in known}, **declared}
+
+
+def unknown_fields(route: Route) -> UnknownFields:
+    """The log of names that this route does not know."""
+    acting, (_, idle) = acting_fields(route), unserved(route)
+    return UnknownFields(PATHS[route], {**acting, **refused_fields(route), **idle})
+
+
 RequestT = TypeVar("RequestT", bound=SharedRequest)
 
 
-def parse_request(request_type: type[RequestT], body: Any) -> RequestT:
+def parse_request(
+    request_type: type[RequestT], body: Any, on_unknown: Callable[[str], None] | None = None
+) -> RequestT:
     """A decoded JSON body -> the route's request. Raises `RequestRejected` that names field, rule and value.
 
-    Null is the default; keys that nobody declared are ignored; refused fields are 400 unless they ask for
-    nothing.
+    Null is the default; refused fields are 400 unless they ask for nothing; a name that nobody declared is
+    told to `on_unknown` and ignored.
     """
     if not isinstance(body, dict):
         raise RequestRejected(f"the body must be a JSON object, got {shown(body)}")
     route = request_type.route
-    fields = acting_fields(route)
+    fields, refused, (_, idle) = acting_fields(route), refused_fields(route), unserved(route)
     values: dict[str, Any] = {}
+    unknown: list[str] = []
     for name, value in body.items():
-        refused = REFUSED.get(name)
-        if refused is not None and route in refused.routes and not refused.allows(value):
-            raise reject(name, f"{refused.reason} (got {shown(value)})")
         field = fields.get(name)
-        if field is not None and value is not None:
+        if field is None:
+            if name in refused:
+                if not refused[name].allows(value):
+                    raise reject(name, f"{refused[name].reason} (got {shown(value)})")
+            elif name not in idle:
+                unknown.append(name)
+        elif value is not None:
             values[name] = field.check(name, value) if field.check is not None else value
+            if field.parts and isinstance(value, dict):
+                unknown += [f"{name}.{part}" for part in value if part not in field.parts]
+    for name, field in fields.items():
+        if field.same_as is not None and name in values:
+            values[field.same_as] = _one_of_two_names(name, field.same_as, fields, values)
+    if on_unknown is not None:
+        for name in unknown:
+            on_unknown(name)
     return request_type(**values)
+
+
+def _one_of_two_names(name: str, own: str, fields: dict[str, Acts], values: dict[str, Any]) -> Any:
+    checked, check = values[name], fields[own].check
+    if check is not None:
+        checked = check(name, checked)
+    if values.get(own, checked) != checked:
+        raise reject(name, f"another name of {own}, and both are given")
+    return checked
 
 
 def sampling_mapping(request: SharedRequest) -> dict[str, Any]:
@@ -430,12 +408,14 @@ def sampling_mapping(request: SharedRequest) -> dict[str, Any]:
 
 def in_client_words(error: RequestRejected | ValueError, request: SharedRequest) -> RequestRejected:
     """The same refusal with the field names that the client used (`max_tokens`, not `max_new_tokens`)."""
-    names = {
-        "max_new_tokens": "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
-        "min_new_tokens": "min_tokens",
-        "sampling_seed": "seed",
-        "top_logprobs_num": "top_logprobs" if request.route == "chat" else "logprobs",
-    }
+    names = {"top_logprobs_num": "top_logprobs" if request.route == "chat" else "logprobs"}
+    fields = acting_fields(request.route)
+    for name, field in fields.items():
+        given = getattr(request, name) is not None
+        if field.same_as is not None and given:
+            names[field.same_as] = names[fields[field.same_as].sampling or field.same_as] = name
+        elif field.sampling is not None and (given or field.sampling not in names):
+            names[field.sampling] = name
     own = error if isinstance(error, RequestRejected) else RequestRejected(str(error))
     message = re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[0]], own.message)
     if request.route == "completions" and own.param in ("text", "input_ids"):
@@ -444,13 +424,11 @@ def in_client_words(error: RequestRejected | ValueError, request: SharedRequest)
     param = names.get(own.param, own.param) if own.param is not None else None
     if param is None:
         leading = re.match(r"([a-z_]+)(?:\[[^\]]*\])?: ", message)
-        if leading and leading[1] in acting_fields(request.route):
+        if leading and leading[1] in fields:
             param = leading[1]
     return RequestRejected(message, own.status_code, param, own.err_type)
 
 
 def field_groups(route: Route) -> tuple[dict[str, Acts], dict[str, Refused], dict[str, WithoutEffect]]:
     """The three groups of one route's fields, for the docs page and the tests."""
-    refused: Mapping[str, Refused] = {k: v for k, v in REFUSED.items() if route in v.routes}
-    idle: Mapping[str, WithoutEffect] = {k: v for k, v in WITHOUT_EFFECT.items() if route in v.routes}
-    return acting_fields(route), dict(refused), dict(idle)
+    return acting_fields(route), *unserved(route)

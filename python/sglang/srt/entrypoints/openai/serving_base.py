@@ -41,9 +41,9 @@ LONG_BODY = 16_000
 
 async def serve(request: Request, dialect: Dialect, manager: Manager, settings: ServingSettings) -> Response:
     """One POST, from its body to its answer."""
-    parsed: SharedRequest = dialect.request_type()
+    parsed: SharedRequest | None = None
     try:
-        parsed = parse_request(dialect.request_type, await read_json(request))
+        parsed = parse_request(dialect.request_type, await read_json(request), dialect.unknown_fields.note)
         if manager.tokenizer is None:
             raise RequestRejected("the server runs with --skip-tokenizer-init; post input_ids to /generate")
         if len(await request.body()) > LONG_BODY:
@@ -59,7 +59,8 @@ async def serve(request: Request, dialect: Dialect, manager: Manager, settings: 
             last = item
         return json_response(whole_answer(job, dialect, settings, last))
     except (RequestRejected, ValueError) as error:
-        return rejected_response(in_client_words(error, parsed))
+        # What `parse_request` refuses is in the client's words already.
+        return rejected_response(error if parsed is None else in_client_words(error, parsed))
     except Exception:
         logger.exception("%s failed", request.url.path)
         return error_response("the server failed to answer this request", 500)
@@ -141,10 +142,7 @@ def _dp_rank(request: SharedRequest, headers: Mapping[str, str]) -> int | None:
     stated = dp_rank_of_header(headers)
     if stated is not None:
         return stated
-    new, old = request.routed_dp_rank, request.data_parallel_rank
-    if new is not None and old is not None and new != old:
-        raise reject("data_parallel_rank", "another name of routed_dp_rank, and both are given")
-    return old if new is None else new
+    return request.routed_dp_rank
 
 
 def _model_name(asked: str | None, served: str) -> str:

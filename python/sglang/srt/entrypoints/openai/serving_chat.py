@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.entrypoints.openai.chat_messages import prompt_ids
 from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
 from sglang.srt.entrypoints.openai.logprobs import chat_content
-from sglang.srt.entrypoints.openai.protocol import ChatRequest, reject
+from sglang.srt.entrypoints.openai.protocol import ChatRequest, reject, unknown_fields
 from sglang.srt.entrypoints.openai.serving_base import make_job
 from sglang.srt.entrypoints.openai.serving_job import Job, Manager, ServingSettings
 
@@ -25,6 +25,7 @@ class ChatDialect:
 
     def __init__(self, manager: Manager, settings: ServingSettings) -> None:
         self._manager = manager
+        self.unknown_fields = unknown_fields("chat")
         self._default_kwargs = settings.default_chat_template_kwargs
 
     def prepare(self, request: ChatRequest, headers: Mapping[str, str]) -> Job:

@@ -15,10 +15,12 @@ from sglang.srt.entrypoints.openai.protocol import (
     CompletionRequest,
     reject,
     shown,
+    unknown_fields,
 )
 from sglang.srt.entrypoints.openai.serving_base import make_job
 from sglang.srt.entrypoints.openai.serving_job import Job, Manager
 
+NOT_RANKED = "candidates are not ranked; draw several with n and choose"
 PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
@@ -52,6 +54,7 @@ class CompletionDialect:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self.unknown_fields = unknown_fields("completions")
 
     def prepare(self, request: CompletionRequest, headers: Mapping[str, str]) -> Job:
         """A checked body -> a job. Scoring (`echo` with no new token) is the one use of `max_tokens` 0."""
@@ -61,7 +64,9 @@ class CompletionDialect:
                 raise reject(
                     name, "must be at least 1 without echo, got 0; with echo: true it scores the prompt"
                 )
-        sent, defaults = self._default_limits(request, prompts)
+        if request.best_of is not None and request.best_of != (request.n or 1):
+            raise reject("best_of", f"must equal n ({request.n or 1}), got {request.best_of}: {NOT_RANKED}")
+        sent, defaults = self._default_limits(request, self._sent(request, prompts))
         scores_prompt = bool(request.echo) and request.logprobs is not None
         job = make_job(
             request,
@@ -77,23 +82,38 @@ class CompletionDialect:
             job.native.top_logprobs_num = request.logprobs
         return job
 
+    def _sent(
+        self, request: CompletionRequest, prompts: list[str] | list[list[int]]
+    ) -> list[str] | list[list[int]]:
+        """The prompts as they travel: without what the tokenizer puts around a text, a text must be ids."""
+        if request.add_special_tokens is not False:
+            return prompts
+        encode = self._manager.tokenizer.encode
+        bare = [encode(p, add_special_tokens=False) if isinstance(p, str) else p for p in prompts]
+        if not all(bare):
+            raise reject("prompt", "is empty without special tokens; give at least one token")
+        return bare
+
     def _default_limits(
         self, request: CompletionRequest, prompts: list[str] | list[list[int]]
     ) -> tuple[list[str] | list[list[int]], list[int | None]]:
         """The prompts to send, and for each the limit when the client names none: cut to what is left of the
-        context.
+        context and of the pool.
 
-        A text that may come close to the context is tokenized here, once, and travels as ids.
+        A text that may come close to them is tokenized here, once, and travels as ids.
         """
-        most, context = DEFAULT_COMPLETION_TOKENS, self._manager.model_config.context_len
         if request.max_tokens is not None or request.max_completion_tokens is not None:
             return prompts, [None]
+        most, least, limits = DEFAULT_COMPLETION_TOKENS, request.min_tokens, self._manager.limits
+        if isinstance(least, int) and least > most:
+            raise reject("min_tokens", f"got {least}, and the limit is {most} unless max_tokens says more")
+        space = min(limits.context_len, limits.pool_tokens)
         # No tokenizer makes more tokens of a text than it has bytes, but for what it puts around it.
-        if all(isinstance(p, str) and len(p.encode()) + 8 + most <= context for p in prompts):
+        if all(isinstance(p, str) and len(p.encode()) + 8 + most <= space for p in prompts):
             return prompts, [most]
         encode = self._manager.tokenizer.encode
         ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        room = [context - len(prompt) for prompt in ids]
+        room = [space - len(prompt) for prompt in ids]
         # Without room the request is refused further on, in words that name both numbers.
         return ids, [min(most, left) if left > 0 else most for left in room]
 

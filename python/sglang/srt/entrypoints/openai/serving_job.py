@@ -14,6 +14,8 @@ import msgspec
 
 from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
 from sglang.srt.entrypoints.openai.protocol import SharedRequest
+from sglang.srt.entrypoints.unknown_fields import UnknownFields
+from sglang.srt.managers.request_validation import RequestLimits
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.runtime_context import get_serving
 
@@ -41,6 +43,7 @@ class Manager(Protocol):
 
     tokenizer: Any
     model_config: Any
+    limits: RequestLimits
     served_model_name: str
 
     def generate_request(
@@ -83,6 +86,9 @@ class Dialect(Protocol):
 
     @property
     def request_type(self) -> type[SharedRequest]: ...
+
+    @property
+    def unknown_fields(self) -> UnknownFields: ...
 
     @property
     def answer_object(self) -> str: ...

@@ -1,7 +1,8 @@
 """Owns a tokenizer manager without an engine: it answers requests with outputs that a test wrote down.
 
-Read by the unit tests of the HTTP routes. Parameters are checked by the real `SamplingParams`; nothing else
-is real. Must not grow rules of its own: what a test does not script does not happen.
+Read by the unit tests of the HTTP routes. Parameters are checked by the real `SamplingParams`, chats rendered
+by the real `ModelTemplates`; nothing else is real. Must not grow rules of its own: what a test does not
+script does not happen.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from sglang.srt.managers.request_validation import RequestLimits
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.tokenizer.model_templates import ModelTemplates
 
 BOS, EOS, IM_END, TWIN_OF_A = 256, 257, 258, 259
 SPECIALS = {BOS: "<s>", EOS: "</s>", IM_END: "<|im_end|>"}
@@ -40,7 +39,7 @@ class ByteTokenizer:
     all_special_ids = tuple(SPECIALS)
 
     def __init__(self, *, chat_template: str | None = TEMPLATE, adds_bos: bool = True) -> None:
-        self.chat_template = chat_template
+        self.templates = ModelTemplates({} if chat_template is None else {"default": chat_template}, {})
         self.adds_bos = adds_bos
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -71,27 +70,18 @@ class ByteTokenizer:
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: Any = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        environment = ImmutableSandboxedEnvironment(undefined=jinja2.ChainableUndefined)
-
-        def raise_exception(message: str) -> None:
-            raise jinja2.TemplateError(message)
-
-        environment.globals["raise_exception"] = raise_exception
-        try:
-            text = environment.from_string(self.chat_template or "").render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **kwargs
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise ValueError(f"chat template: {error}") from error
-        if continue_final_message:
-            text = text[: text.rindex(messages[-1]["content"]) + len(messages[-1]["content"])]
-        return text
+        return self.templates.render(
+            messages,
+            template=None,
+            tools=None,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=kwargs,
+        )
 
 
 @dataclasses.dataclass

@@ -30,4 +30,9 @@ def published_tokenizer(model_config: ModelConfig) -> Tokenizer | None:
         return None
     given = serving.tokenizer_path
     path = resolve_model_path(given, "tokenizer_path") if given else model_config.path
-    return load_tokenizer(path, mode=serving.tokenizer_mode, chat_template=serving.chat_template)
+    return load_tokenizer(
+        path,
+        mode=serving.tokenizer_mode,
+        chat_template=serving.chat_template,
+        template_variables=serving.default_chat_template_kwargs,
+    )

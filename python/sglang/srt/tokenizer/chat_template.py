@@ -11,6 +11,7 @@ import copy
 import datetime
 import functools
 import json
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -29,10 +30,12 @@ _TEMPLATE_FAULTS = (
     ArithmeticError,
     AttributeError,
     LookupError,
-    RecursionError,
+    RuntimeError,
     TypeError,
     ValueError,
 )
+# Python compiles what jinja makes of a template, and has limits of its own (loops in loops, depth).
+_COMPILE_FAULTS = (jinja2.TemplateError, MemoryError, RecursionError, SyntaxError)
 
 
 def render_chat(
@@ -52,8 +55,9 @@ def render_chat(
                 "one; set add_generation_prompt to false"
             )
         messages = _with_end_mark(messages)
+    compiled = _compiled(template)
     try:
-        text = _compiled(template).render(
+        text = compiled.render(
             **{
                 **variables,
                 "messages": messages,
@@ -73,26 +77,33 @@ def render_chat(
     return text[:end]
 
 
-def read_chat_template(value: str) -> str:
-    """The template behind `--chat-template`: a file (jinja, or JSON with the key chat_template) or the text
-    itself.
+def read_chat_template(value: str, named: Mapping[str, str]) -> str:
+    """The template behind `--chat-template`: the text itself, the name of one that the model brings, or a
+    file (jinja, or JSON with the key chat_template).
     """
-    path = pathlib.Path(value)
     if "{%" in value or "{{" in value:
-        return value
-    if not path.is_file():
+        text = value
+    elif value in named:
+        text = named[value]
+    else:
+        text = _template_in_file(value, named)
+    _compiled(text)
+    return text
+
+
+def _template_in_file(value: str, named: Mapping[str, str]) -> str:
+    if not os.path.isfile(value):  # unlike pathlib's, this bears a value that no path can be
+        brought = ", ".join(map(repr, sorted(named))) if named else "none by name"
         raise ValueError(
-            f"chat_template {value!r} is no file; give a jinja file, or a JSON file with the key "
-            f"'chat_template' (there are no built-in template names)"
+            f"chat_template {value!r} is no file; give a jinja file, a JSON file with the key "
+            f"'chat_template', or the name of a template that the model brings (it brings {brought})"
         )
+    path = pathlib.Path(value)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"chat_template {path} cannot be read: {error}") from error
-    if path.suffix == ".json":
-        text = _template_in_json(path, text)
-    _compiled(text)
-    return text
+    return _template_in_json(path, text) if path.suffix == ".json" else text
 
 
 def _template_in_json(path: pathlib.Path, text: str) -> str:
@@ -112,8 +123,12 @@ def _template_in_json(path: pathlib.Path, text: str) -> str:
 def _compiled(template: str) -> jinja2.Template:
     try:
         return _environment().from_string(template)
-    except jinja2.TemplateError as error:
-        raise ValueError(f"the chat template cannot be compiled: {error}") from error
+    except _COMPILE_FAULTS as error:
+        raise _not_compiled(error) from error
+
+
+def _not_compiled(error: Exception) -> ValueError:
+    return ValueError(f"the chat template cannot be compiled: {error}")
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,31 +16,39 @@ import tokenizers
 from sglang.srt.configs.gguf_parts import open_gguf
 from sglang.srt.configs.model_path import gguf_in_folder
 from sglang.srt.tokenizer.byte_level import piece_to_bytes
-from sglang.srt.tokenizer.chat_template import read_chat_template, render_chat
+from sglang.srt.tokenizer.chat_template import read_chat_template
 from sglang.srt.tokenizer.gguf_tokenizer import read_gguf_vocabulary
 from sglang.srt.tokenizer.hf_tokenizer import read_hf_vocabulary
+from sglang.srt.tokenizer.model_templates import ModelTemplates
 from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
 
-TOOL_TEMPLATE = "tool_use"
 #: Characters above which a text takes milliseconds and other threads must run beside it.
 LONG_TEXT = 4000
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 
 
-def load_tokenizer(path: pathlib.Path, *, mode: str = "auto", chat_template: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    path: pathlib.Path,
+    *,
+    mode: str = "auto",
+    chat_template: str | None = None,
+    template_variables: Mapping[str, Any] | None = None,
+) -> Tokenizer:
     """The tokenizer of a Hugging Face folder or a GGUF file; `chat_template` replaces the model's own
     template.
 
-    `chat_template` is a jinja file, a JSON file with the key chat_template, or the template itself.
+    `chat_template` is the name of one that the model brings, a jinja file, a JSON file with the key
+    chat_template, or the template itself. `template_variables` are given to it in every chat.
     """
     if mode != "auto":
         raise ValueError(f"tokenizer_mode {mode!r} is not served; only 'auto' is (the fast tokenizer)")
     vocabulary = _read_vocabulary(pathlib.Path(path))
     if chat_template is not None:
+        chosen = read_chat_template(chat_template, vocabulary.chat_templates)
         vocabulary.chat_templates.clear()
-        vocabulary.chat_templates[DEFAULT_TEMPLATE] = read_chat_template(chat_template)
-    return Tokenizer(vocabulary)
+        vocabulary.chat_templates[DEFAULT_TEMPLATE] = chosen
+    return Tokenizer(vocabulary, template_variables or {})
 
 
 class Tokenizer:
@@ -50,11 +58,13 @@ class Tokenizer:
     token); decoding never tidies spaces, so the text of a stream is the text of its tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, template_variables: Mapping[str, Any]) -> None:
         self._backend = vocabulary.backend
-        self._templates = vocabulary.chat_templates
         self._source = vocabulary.source
         self._special_tokens = vocabulary.special_tokens
+        self.templates = ModelTemplates(
+            vocabulary.chat_templates, {**vocabulary.special_tokens, **template_variables}
+        )
         added = self._backend.get_added_tokens_decoder()
         # Added tokens are spelled as plain text, everything else in the alphabet of the vocabulary.
         self._added = {index: token.content for index, token in added.items()}
@@ -75,8 +85,8 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template that a chat without tools is rendered by, None where the model brings none."""
-        return self._templates.get(DEFAULT_TEMPLATE)
+        """The template that a chat without tools is rendered by, None where none is meant."""
+        return self.templates.default
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; with `add_special_tokens` also the BOS or EOS that this tokenizer puts around a
@@ -140,23 +150,13 @@ class Tokenizer:
         **kwargs: Any,
     ) -> str:
         """The prompt text of a chat; `kwargs` become template variables. Encode it with `encode_chat`."""
-        template = chat_template
-        if template is None and tools:
-            template = self._templates.get(TOOL_TEMPLATE)
-        if template is None:
-            template = self.chat_template
-        if template is None:
-            raise ValueError(
-                f"the model at {self._source} has no chat template; start the server with --chat-template "
-                f"FILE (a jinja file), or use the completions API"
-            )
-        return render_chat(
-            template,
+        return self.templates.render(
             messages,
+            template=chat_template,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            variables={**self._special_tokens, **kwargs},
+            variables=kwargs,
         )
 
     def _role_id(self, role: str) -> int | None:

@@ -10,6 +10,8 @@ from sglang.srt.entrypoints.openai.chat_messages import ROLES, checked_messages,
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, parse_request
 from sglang.srt.entrypoints.openai.serving_job import ServingSettings
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.tokenizer.content_form import ContentForms
+from sglang.srt.tokenizer.model_templates import ModelTemplates
 from sglang.srt.tokenizer.tokenizer import load_tokenizer
 from sglang.test.openai_calls import CHAT, post
 from sglang.test.scripted_manager import IM_END, ByteTokenizer, ScriptedManager
@@ -60,8 +62,10 @@ def test_every_role_is_known_in_any_case(role, spelling):
 def test_roles_that_a_template_does_not_know_go_by_the_older_name():
     assert rendered([{"role": "developer", "content": "x"}]).startswith("<s>[system]x")
     assert rendered([{"role": "function", "name": "f", "content": "x"}]).startswith("<s>[tool]x")
-    knows = ByteTokenizer(chat_template="{% for m in messages %}{{ m.role }} {% endfor %}{# developer #}")
-    assert rendered([{"role": "developer", "content": "x"}], tokenizer=knows) == "developer "
+    knows = ByteTokenizer(
+        chat_template="{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %}{# developer #}"
+    )
+    assert rendered([{"role": "developer", "content": "x"}], tokenizer=knows) == "developer x"
 
 
 @pytest.mark.parametrize(
@@ -151,8 +155,8 @@ def test_a_template_kwarg_cannot_replace_what_the_route_sets(name):
 
 
 def test_reasoning_effort_reaches_the_template():
-    tokenizer = ByteTokenizer(chat_template="{{ reasoning_effort }}")
-    assert rendered([USER], tokenizer=tokenizer, reasoning_effort="low") == "low"
+    tokenizer = ByteTokenizer(chat_template="{{ reasoning_effort }} {{ messages[0].content }}")
+    assert rendered([USER], tokenizer=tokenizer, reasoning_effort="low") == "low hi"
     assert "reasoning_effort" in refusal([USER], reasoning_effort="enormous")
 
 
@@ -169,6 +173,89 @@ def test_a_model_without_a_template_is_400_with_the_cure(stream):
     assert response.status_code == 400 and "--chat-template" in response.json()["error"]["message"]
 
 
+WALKS_PARTS = ByteTokenizer(
+    chat_template=(
+        "{% for m in messages %}[{{ m['role'] }}]{% for p in m['content'] %}{% if p['type'] == 'text' %}"
+        "{{ p['text'] }};{% endif %}{% endfor %}{% endfor %}"
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [
+        ("a b", "a b;"),
+        (None, ";"),
+        ([], ";"),
+        ([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"], "a;b;c;"),
+    ],
+)
+def test_a_template_that_walks_parts_gets_them(content, text):
+    """It got a string before, found no parts in it, and the model answered a prompt without the question."""
+    chat = [{"role": role, "content": content} for role in ("system", "user", "assistant", "tool")]
+    want = "".join(f"[{message['role']}]{text}" for message in chat)
+    assert rendered(chat, tokenizer=WALKS_PARTS) == want
+
+
+def test_strings_for_a_template_that_walks_parts_would_lose_the_text(monkeypatch):
+    """The fault planted: this is the prompt that was answered with 200."""
+    monkeypatch.setattr(ContentForms, "of", lambda self, role: "string")
+    assert rendered([USER], tokenizer=WALKS_PARTS) == "[user]"
+
+
+def test_a_message_of_parts_can_go_on():
+    messages = [USER, {"role": "assistant", "content": "I think"}]
+    text = rendered(messages, tokenizer=WALKS_PARTS, continue_final_message=True)
+    assert text == "[user]hi;[assistant]I think"
+
+
+QUIET = "{% for m in messages %}{% if m.role == ROLE or system_too %}{{ m.content }}|{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize("heard, dropped", [("user", "system"), ("assistant", "user"), ("user", "developer")])
+def test_a_text_that_the_template_writes_nowhere_is_400_with_the_cure(heard, dropped):
+    """The model would answer as if it had read it."""
+    tokenizer = ByteTokenizer(chat_template=QUIET.replace("ROLE", repr(heard)))
+    chat = [{"role": dropped, "content": "be brief"}, {"role": heard, "content": "hi"}]
+    response = post(ScriptedManager(tokenizer=tokenizer), CHAT, messages=chat)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == "messages"
+    assert error["message"].startswith("messages[0].content: the chat template writes nothing of a message")
+    assert "--chat-template" in error["message"]
+
+
+def test_a_role_that_is_heard_after_all_or_says_nothing_is_served():
+    tokenizer = ByteTokenizer(chat_template=QUIET.replace("ROLE", "'user'"))
+    system = {"role": "system", "content": "be brief"}
+    opened = rendered([system, USER], tokenizer=tokenizer, chat_template_kwargs={"system_too": True})
+    assert opened == "be brief|hi|"
+    assert rendered([{"role": "system", "content": " "}, USER], tokenizer=tokenizer) == "hi|"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[9].role.x }}",
+        "{% for m in messages %}",
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ cycler().next() }}",
+    ],
+)
+def test_whatever_a_template_raises_is_400(template):
+    response = post(ScriptedManager(tokenizer=ByteTokenizer(chat_template=template)), CHAT)
+    assert response.status_code == 400 and "template" in response.json()["error"]["message"]
+
+
+def test_named_templates_without_a_default_are_told_by_name():
+    tokenizer = ByteTokenizer()
+    tokenizer.templates = ModelTemplates({"rag": "{{ 1 }}", "short": "{{ 2 }}"}, {})
+    response = post(ScriptedManager(tokenizer=tokenizer), CHAT)
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400 and "'rag', 'short'" in message and "--chat-template" in message
+
+
 def test_the_final_message_goes_on_without_a_new_turn():
     messages = [USER, {"role": "assistant", "content": "I think"}]
     assert rendered(messages, continue_final_message=True).endswith("[assistant]I think")
@@ -180,7 +267,9 @@ def test_only_the_assistants_message_can_go_on():
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
-@pytest.mark.parametrize("template", ["{{ bos_token }}x", "x"])
+@pytest.mark.parametrize(
+    "template", ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"]
+)
 def test_there_is_never_a_second_bos(tmp_path, template, adds_bos):
     """Trap 21, with a real tokenizer: whether template, tokenizer or both know the BOS, it stands once."""
     write_tiny_tokenizer(tmp_path, vocab_size=300, add_bos=adds_bos, chat_template=template)
@@ -188,7 +277,7 @@ def test_there_is_never_a_second_bos(tmp_path, template, adds_bos):
     ids = prompt_ids(parse_request(ChatRequest, {"messages": [USER]}), tokenizer, {})
     assert tokenizer.bos_token_id is not None
     assert ids.count(tokenizer.bos_token_id) == (1 if adds_bos or "bos" in template else 0)
-    assert tokenizer.decode(ids).endswith("x")
+    assert tokenizer.decode(ids).endswith("hi")
 
 
 def test_special_tokens_in_a_message_are_read_as_special_tokens():

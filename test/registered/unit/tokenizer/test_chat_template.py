@@ -152,6 +152,7 @@ def test_a_chat_that_cannot_be_continued_is_refused(messages, options, message):
         ("t.json", '{"system": "x"}', "whose key 'chat_template' holds the template"),
         ("t.json", "[1]", "whose key 'chat_template' holds the template"),
         (None, None, "is no file; give a jinja file"),
+        ("x" * 5000, None, "is no file; give a jinja file"),
     ],
 )
 def test_a_template_file_that_is_none_is_refused_at_the_start(tmp_path, name, content, message):
@@ -159,4 +160,4 @@ def test_a_template_file_that_is_none_is_refused_at_the_start(tmp_path, name, co
     if content is not None:
         path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_chat_template(str(path))
+        read_chat_template(str(path), {})

@@ -69,8 +69,19 @@ class Serving(Namespace, ns=NS("serving")):
     )
 
     # Templates, parsers and tools
-    chat_template: A[str | None, Arg(help="Template name or jinja file for chats.", served=True)] = None
-    hf_chat_template_name: A[str | None, Arg(help="One of several templates the tokenizer brings.")] = None
+    chat_template: A[
+        str | None,
+        Arg(
+            help="Template of chats: the name of one the model brings, a jinja or JSON file, or its text.",
+            served=True,
+        ),
+    ] = None
+    hf_chat_template_name: A[
+        str | None,
+        Arg(
+            help="One of several templates the tokenizer brings.", instead="give the name to --chat-template"
+        ),
+    ] = None
     completion_template: A[str | None, Arg(help="Fill-in-the-middle template for /v1/completions.")] = None
     trust_request_chat_template: A[bool, Arg(help="Let a request bring its own template.")] = False
     default_chat_template_kwargs: A[

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, reject, shown
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.tokenizer.content_form import ContentForms, texts_of
+from sglang.srt.tokenizer.model_templates import ModelTemplates
 
 ROLES = ("system", "user", "assistant", "tool", "function", "developer")
 MEDIA_PARTS = (
@@ -40,17 +42,13 @@ RESERVED_KWARGS = (
     "continue_final_message",
     "chat_template",
 )
-NO_TEMPLATE = (
-    "this model has no chat template; start the server with --chat-template FILE, or write the prompt "
-    "yourself and post it to /v1/completions"
-)
 
 
 class ChatTokenizer(Protocol):
     """What is asked of a tokenizer here."""
 
     @property
-    def chat_template(self) -> str | None: ...
+    def templates(self) -> ModelTemplates: ...
 
     def encode_chat(self, prompt: str) -> list[int]: ...
 
@@ -65,8 +63,8 @@ class ChatTokenizer(Protocol):
 
 
 def checked_messages(messages: list[Any] | None) -> list[dict[str, Any]]:
-    """The client's messages as templates expect them: lower-case roles, text content, call arguments as
-    objects.
+    """The client's messages checked and in one shape: lower-case roles, content as a string or as text
+    parts, call arguments as objects.
     """
     if messages is None:
         raise reject("messages", "is required: a list with at least one message")
@@ -90,15 +88,17 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return ready
 
 
-def _content(content: Any, where: str) -> str:
-    """String, null or text parts -> one string; null is the empty string, because templates add to it."""
+def _content(content: Any, where: str) -> str | list[dict[str, str]]:
+    """A string, or parts of type text; null is the empty string, because templates add to it."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise _refused(where, f"must be a string, null, or a list of parts, got {shown(content)}")
-    return " ".join(_part(part, f"{where}[{position}]") for position, part in enumerate(content))
+    return [
+        {"type": "text", "text": _part(part, f"{where}[{position}]")} for position, part in enumerate(content)
+    ]
 
 
 def _part(part: Any, where: str) -> str:
@@ -156,9 +156,9 @@ def prompt_ids(
             raise reject("input_ids", "give either messages or input_ids, not both")
         return request.input_ids
     messages = checked_messages(request.messages)
-    template = tokenizer.chat_template
+    template = tokenizer.templates.default
     if template is None:
-        raise RequestRejected(NO_TEMPLATE)
+        raise RequestRejected(tokenizer.templates.why_none())
     _fit_roles(messages, template)
     kwargs = {**default_kwargs, **(request.chat_template_kwargs or {})}
     for name in RESERVED_KWARGS:
@@ -190,7 +190,26 @@ def prompt_ids(
         raise RequestRejected(
             f"messages: the chat template refused them: {error}", param="messages"
         ) from error
+    _refuse_dropped(messages, text, tokenizer.templates.forms(template))
     return tokenizer.encode_chat(text)
+
+
+def _refuse_dropped(messages: list[dict[str, Any]], prompt: str, forms: ContentForms) -> None:
+    """Of a role that the template wrote nothing of at the start, the text must be in the prompt all the same
+    (a variable may have opened the way to it), or the model would answer without having read it.
+    """
+    for position, message in enumerate(messages):
+        role = message["role"]
+        if forms.drops(role) and any(
+            text.strip() not in prompt for text in texts_of(message["content"]) or ()
+        ):
+            cure = "start the server with another one, --chat-template FILE"
+            if role != "user":
+                cure = f"put the text into a message of the user, or {cure}"
+            raise _refused(
+                f"messages[{position}].content",
+                f"the chat template writes nothing of a message of role {role!r}; {cure}",
+            )
 
 
 def _fit_roles(messages: list[dict[str, Any]], template: str) -> None:

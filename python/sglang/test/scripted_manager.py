@@ -37,6 +37,8 @@ class ByteTokenizer:
     bos_token_id = BOS
     bos_token, eos_token, pad_token = "<s>", "</s>", None
     all_special_ids = tuple(SPECIALS)
+    #: As if the template wrote no end of a turn that the metadata leave out; a test may say otherwise.
+    chat_end_ids: tuple[int, ...] = ()
 
     def __init__(self, *, chat_template: str | None = TEMPLATE, adds_bos: bool = True) -> None:
         self.templates = ModelTemplates({} if chat_template is None else {"default": chat_template}, {})
@@ -133,6 +135,8 @@ _GROWING = ("output_token_logprobs", "output_top_logprobs")
 @dataclasses.dataclass
 class ScriptedModelConfig:
     context_len: int = 512
+    vocab_size: int = VOCAB_SIZE
+    end_sources: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 class ScriptedManager:

@@ -26,6 +26,7 @@ ARCHITECTURES: dict[str, tuple[str, int | None]] = {
     "LlamaForCausalLM": ("llama", None),
     "Qwen3ForCausalLM": ("qwen3", 128),
 }
+GENERATION_CONFIG = "generation_config.json"
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 # What `--sampling-defaults model` takes from generation_config.json.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -58,12 +59,17 @@ class ModelConfig:
     mlp_bias: bool
     hidden_act: str
     bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
+    end_sources: dict[int, str]  # which ids end a text -> the file that says so
     pad_token_id: int | None
     checkpoint_dtype: str
     source: str  # "gguf" or "hf"
     path: pathlib.Path
     generation_defaults: dict[str, Any]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All ids that end a text, generation_config.json's first."""
+        return tuple(self.end_sources)
 
     @classmethod
     def from_path(
@@ -86,8 +92,8 @@ class ModelConfig:
             source, where = "gguf", str(resolved)
         else:
             config = _read_json(resolved / "config.json")
-            if (resolved / "generation_config.json").is_file():
-                generation = _read_json(resolved / "generation_config.json")
+            if (resolved / GENERATION_CONFIG).is_file():
+                generation = _read_json(resolved / GENERATION_CONFIG)
             source, where = "hf", str(resolved / "config.json")
         config = merge_override(config, override_json)
         values = _checked_values(config, generation, where)
@@ -176,7 +182,7 @@ def _checked_values(config: dict[str, Any], generation: dict[str, Any], where: s
         "mlp_bias": _boolean(config, "mlp_bias", where),
         "hidden_act": "silu",
         "bos_token_id": _one_token(generation, config, "bos_token_id", vocab_size, where),
-        "eos_token_ids": _token_ids(generation, config, "eos_token_id", vocab_size, where),
+        "end_sources": _token_ids(generation, config, "eos_token_id", vocab_size, where),
         "pad_token_id": _one_token(generation, config, "pad_token_id", vocab_size, where),
         "checkpoint_dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         "generation_defaults": _generation_defaults(generation),
@@ -245,19 +251,18 @@ def _epsilon(config: dict[str, Any], where: str) -> float:
 
 def _token_ids(
     generation: dict[str, Any], config: dict[str, Any], key: str, vocab_size: int, where: str
-) -> tuple[int, ...]:
-    """All ids that either file names under `key`, in order, each once."""
-    ids: list[int] = []
-    for source in (generation, config):
+) -> dict[int, str]:
+    """All ids that either file names under `key`, in order, each once, with the file that named it first."""
+    ids: dict[int, str] = {}
+    for source, name in ((generation, GENERATION_CONFIG), (config, os.path.basename(where))):
         value = source.get(key)
         for token in value if isinstance(value, list) else [] if value is None else [value]:
             if isinstance(token, bool) or not isinstance(token, int):
                 raise ValueError(f"{where}: {key} is {value!r}; it must be a token id or a list of them")
             if not 0 <= token < vocab_size:
                 raise ValueError(f"{where}: {key} {token} is outside the vocabulary of {vocab_size}")
-            if token not in ids:
-                ids.append(token)
-    return tuple(ids)
+            ids.setdefault(token, name)
+    return ids
 
 
 def _one_token(
@@ -266,7 +271,7 @@ def _one_token(
     # Old configs write -1 for "there is none".
     named, fallback = ({} if source.get(key) == -1 else source for source in (generation, config))
     ids = _token_ids(named, fallback, key, vocab_size, where)
-    return ids[0] if ids else None
+    return next(iter(ids), None)
 
 
 def _generation_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:

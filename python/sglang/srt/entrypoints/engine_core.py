@@ -17,6 +17,7 @@ from typing import Any
 from sglang.srt.arg_groups.pipeline import resolve
 from sglang.srt.arg_groups.public_values import short_description
 from sglang.srt.arg_groups.supported import refuse_unserved
+from sglang.srt.entrypoints.chat_rules import report_chat
 from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
 from sglang.srt.entrypoints.rank_layout import (
     Machine,
@@ -110,6 +111,8 @@ class EngineCore:
         tokenizer, ready = await asyncio.gather(
             asyncio.to_thread(published_tokenizer, model_config), asyncio.to_thread(self.ranks.wait_ready)
         )
+        if tokenizer is not None:
+            report_chat(tokenizer, model_config)
         self.rank_infos = [message.info for message in ready]
         leaders = self._leaders
         if self._address is not None:

@@ -14,7 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from sglang.srt.entrypoints.error_bodies import error_response, json_response, rejected_response
 from sglang.srt.entrypoints.openai.request_body import read_body, read_json
-from sglang.srt.entrypoints.server_information import model_information, server_information
+from sglang.srt.entrypoints.server_information import (
+    model_information,
+    server_information,
+    tokenizer_information,
+)
 from sglang.srt.entrypoints.server_status import ServerStatus
 from sglang.srt.environ import envs
 from sglang.srt.messages.errors import RequestRejected
@@ -108,8 +112,7 @@ def build_info_router(status: ServerStatus) -> APIRouter:
         tokenizer = status.manager.tokenizer
         if tokenizer is None:
             return error_response("the server runs with --skip-tokenizer-init and has no tokenizer", 404)
-        names = ("eos_token", "bos_token", "pad_token", "chat_template")
-        return json_response({name: getattr(tokenizer, name) for name in names})
+        return json_response(tokenizer_information(tokenizer, status.manager.model_config))
 
     for path, endpoint in (
         ("/model_info", model_info),

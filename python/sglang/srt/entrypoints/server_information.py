@@ -15,8 +15,11 @@ from typing import Any
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import resolution_result, resolved_view
 from sglang.srt.arg_groups.public_values import public_values
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.entrypoints.chat_rules import chat_end_ids, end_ids
 from sglang.srt.entrypoints.engine_core import EngineCore
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.tokenizer.tokenizer import Tokenizer
 from sglang.version import __version__
 
 _MODEL_FIELDS = (
@@ -42,6 +45,19 @@ def model_information(manager: TokenizerManager, record: Any) -> dict[str, Any]:
         "has_audio_understanding": False,
         "model_type": manager.model_config.model_type,
         "architectures": [manager.model_config.architecture],
+    }
+
+
+def tokenizer_information(tokenizer: Tokenizer, model_config: ModelConfig) -> dict[str, Any]:
+    """The answer of `/tokenizer_info`: what the files say, and what was decided from it at the start."""
+    templates = tokenizer.templates
+    template = templates.default
+    names = ("eos_token", "bos_token", "pad_token", "chat_template")
+    return {name: getattr(tokenizer, name) for name in names} | {
+        "chat_template_names": templates.names,
+        "content_forms": {} if template is None else dict(templates.forms(template).by_role),
+        "end_token_ids": list(end_ids(tokenizer, model_config)),
+        "chat_end_token_ids": chat_end_ids(tokenizer, model_config),
     }
 
 

@@ -91,6 +91,17 @@ def read_chat_template(value: str, named: Mapping[str, str]) -> str:
     return text
 
 
+def literals(template: str) -> str:
+    """The texts that stand in a template, between its blocks and as strings inside them; no comments."""
+    try:
+        tree = _environment().parse(template)
+    except _COMPILE_FAULTS as error:
+        raise _not_compiled(error) from error
+    data = [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]
+    words = [node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)]
+    return "\n".join([*data, *words])
+
+
 def _template_in_file(value: str, named: Mapping[str, str]) -> str:
     if not os.path.isfile(value):  # unlike pathlib's, this bears a value that no path can be
         brought = ", ".join(map(repr, sorted(named))) if named else "none by name"

@@ -6,10 +6,11 @@ through it, by the chat route. It must not tokenize; the rendering itself is `ch
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang.srt.tokenizer.chat_template import render_chat
+from sglang.srt.tokenizer.chat_template import literals, render_chat
 from sglang.srt.tokenizer.content_form import ContentForms, find_content_forms, in_form
 from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE
 
@@ -85,6 +86,19 @@ class ModelTemplates:
             for message in messages
         ]
         return self._render(template, ready, tools=tools, **options)
+
+    def written(self) -> str:
+        """Everything that the default template is known to write: its texts, and a small chat."""
+        template = self.default
+        if template is None:
+            return ""
+        texts = ""
+        chat = [{"role": role, "content": "hi"} for role in ("user", "assistant")]
+        # One that does not compile, or refuses this chat, says so where it is used.
+        with contextlib.suppress(ValueError):
+            texts += literals(template)
+            texts += self.render(chat, tools=None, template=template)
+        return texts
 
     def _render(
         self,

@@ -6,6 +6,7 @@ process, the detokenizer and the scheduler. It must not import torch or transfor
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from sglang.srt.tokenizer.chat_template import read_chat_template
 from sglang.srt.tokenizer.gguf_tokenizer import read_gguf_vocabulary
 from sglang.srt.tokenizer.hf_tokenizer import read_hf_vocabulary
 from sglang.srt.tokenizer.model_templates import ModelTemplates
+from sglang.srt.tokenizer.turn_ends import turn_ends_in
 from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
 
 #: Characters above which a text takes milliseconds and other threads must run beside it.
@@ -76,8 +78,12 @@ class Tokenizer:
         self.eos_token: str | None = self._special_tokens.get("eos_token")
         self.pad_token: str | None = self._special_tokens.get("pad_token")
         self.bos_token_id: int | None = self._role_id("bos_token")
-        ends = [self._role_id("eos_token"), *vocabulary.end_token_ids]
-        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(end for end in ends if end is not None))
+        #: Which ids end a text -> what named them.
+        self.end_sources: dict[int, str] = dict(vocabulary.end_token_ids)
+        eos = self._role_id("eos_token")
+        if eos is not None:
+            self.end_sources = {eos: "the tokenizer's eos_token", **self.end_sources}
+        self.eos_token_ids: tuple[int, ...] = tuple(self.end_sources)
         self._byte_level = _decodes_bytes(self._backend, "ByteLevel")
         self._byte_fallback = _decodes_bytes(self._backend, "ByteFallback")
         self._bytes: dict[int, bytes] = {}
@@ -87,6 +93,15 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The template that a chat without tools is rendered by, None where none is meant."""
         return self.templates.default
+
+    @functools.cached_property
+    def chat_end_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer in a chat and not a plain completion: turn ends that the template writes,
+        as far as the vocabulary has them as tokens of their own.
+        """
+        ends = turn_ends_in(self.templates.written())
+        ids = [index for index, text in self._added.items() if text in ends]
+        return tuple(index for index in sorted(ids) if index not in self.end_sources)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; with `add_special_tokens` also the BOS or EOS that this tokenizer puts around a

@@ -19,12 +19,12 @@ class Vocabulary:
     """A ready `tokenizers` object with the words around it.
 
     `special_tokens` maps a role ("bos_token", "eos_token", "pad_token", "unk_token") to the token's text;
-    `end_token_ids` are further ids that end an answer; `chat_templates` has the key "default" if there is a
-    template.
+    `end_token_ids` are further ids that end an answer, each with the words that name it; `chat_templates`
+    are by name, and one that has none is called "default".
     """
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]
     chat_templates: dict[str, str]
     source: pathlib.Path
-    end_token_ids: tuple[int, ...] = ()
+    end_token_ids: dict[int, str] = dataclasses.field(default_factory=dict)

@@ -57,12 +57,13 @@ def test_a_folder_and_its_gguf_twin_describe_the_same_model(tmp_path, architectu
     hf, twin = ModelConfig.from_path(folder), ModelConfig.from_path(write_tiny_gguf(folder))
     assert (hf.source, twin.source) == ("hf", "gguf")
     assert hf.tie_word_embeddings is tie and hf.head_dim == 24 and hf.architecture == architecture
-    own = {"source", "path", "eos_token_ids", "rms_norm_eps"}
+    own = {"source", "path", "end_sources", "rms_norm_eps"}
     left, right = ({k: v for k, v in dataclasses.asdict(c).items() if k not in own} for c in (hf, twin))
     assert left == right
     assert twin.rms_norm_eps == pytest.approx(hf.rms_norm_eps)
     # The file has one end token; the folder's generation_config.json lists two.
-    assert (hf.eos_token_ids, twin.eos_token_ids) == ((2, 0), (2,))
+    assert hf.end_sources == dict.fromkeys((2, 0), "generation_config.json")
+    assert twin.end_sources == {2: "m.gguf"}
 
 
 def test_what_a_config_leaves_out_follows_from_the_rest(tmp_path):
@@ -80,6 +81,8 @@ def test_end_tokens_of_both_files_count_each_once_generation_first(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
     config = ModelConfig.from_path(folder)
     assert config.eos_token_ids == (5, 9, 7)
+    first, second = "generation_config.json", "config.json"
+    assert config.end_sources == {5: first, 9: first, 7: second}
     assert config.bos_token_id == 1
 
 

@@ -13,7 +13,7 @@ from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.tokenizer.content_form import ContentForms
 from sglang.srt.tokenizer.model_templates import ModelTemplates
 from sglang.srt.tokenizer.tokenizer import load_tokenizer
-from sglang.test.openai_calls import CHAT, post
+from sglang.test.openai_calls import CHAT, COMPLETIONS, post
 from sglang.test.scripted_manager import IM_END, ByteTokenizer, ScriptedManager
 from sglang.test.tiny_models import write_tiny_tokenizer
 
@@ -254,6 +254,25 @@ def test_named_templates_without_a_default_are_told_by_name():
     response = post(ScriptedManager(tokenizer=tokenizer), CHAT)
     message = response.json()["error"]["message"]
     assert response.status_code == 400 and "'rag', 'short'" in message and "--chat-template" in message
+
+
+@pytest.mark.parametrize("fields", [{"messages": [USER]}, {"input_ids": [1, 2]}])
+@pytest.mark.parametrize("given", [None, [5], [IM_END, 5]])
+def test_ends_of_a_turn_are_stop_ids_of_a_chat_beside_the_clients(fields, given):
+    manager = ScriptedManager()
+    manager.tokenizer.chat_end_ids = (IM_END,)
+    assert post(manager, CHAT, stop_token_ids=given, **fields).status_code == 200
+    assert manager.params[0].stop_token_ids == [*(given or []), IM_END]
+
+
+def test_a_plain_completion_and_a_wrong_stop_id_are_as_before():
+    manager = ScriptedManager()
+    manager.tokenizer.chat_end_ids = (IM_END,)
+    assert post(manager, COMPLETIONS).status_code == 200
+    assert manager.params[0].stop_token_ids == []
+    for wrong in (5, "x", [999], ["a"]):
+        response = post(manager, CHAT, stop_token_ids=wrong)
+        assert response.status_code == 400 and response.json()["error"]["param"] == "stop_token_ids"
 
 
 def test_the_final_message_goes_on_without_a_new_turn():

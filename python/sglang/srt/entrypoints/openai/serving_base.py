@@ -95,9 +95,15 @@ def make_job(
     prompts: list[str] | list[list[int]],
     logprob_start_len: int = -1,
     default_max_tokens: Sequence[int | None] = (None,),
+    end_ids: Sequence[int] = (),
 ) -> Job:
-    """The part of `prepare` that both routes share: prompts, sampling, identity, placement."""
+    """The part of `prepare` that both routes share: prompts, sampling, identity, placement. `end_ids` end
+    the answer beside the client's `stop_token_ids`.
+    """
     sampling = sampling_mapping(request)
+    given = sampling.get("stop_token_ids", [])
+    if end_ids and isinstance(given, list):  # anything else is refused further on
+        sampling["stop_token_ids"] = [*given, *end_ids]
     # For each prompt what the limit is when the client names none.
     limits = [sampling.get("max_new_tokens", default) for default in default_max_tokens]
     every = [{**sampling, "max_new_tokens": limit} for limit in limits]

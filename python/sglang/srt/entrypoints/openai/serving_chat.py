@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sglang.srt.entrypoints.chat_rules import chat_end_ids
 from sglang.srt.entrypoints.openai.chat_messages import prompt_ids
 from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
 from sglang.srt.entrypoints.openai.logprobs import chat_content
@@ -37,8 +38,10 @@ class ChatDialect:
             raise reject(
                 "top_logprobs", f"needs logprobs: true, got top_logprobs {request.top_logprobs} without it"
             )
-        ids = prompt_ids(request, self._manager.tokenizer, self._default_kwargs)
-        job = make_job(request, headers, self._manager, prompts=[ids])
+        tokenizer = self._manager.tokenizer
+        ids = prompt_ids(request, tokenizer, self._default_kwargs)
+        ends = chat_end_ids(tokenizer, self._manager.model_config)
+        job = make_job(request, headers, self._manager, prompts=[ids], end_ids=ends)
         if request.logprobs:
             job.native.return_logprob = True
             job.native.top_logprobs_num = request.top_logprobs or 0

@@ -343,7 +343,9 @@ def test_a_prompt_cannot_open_an_answer_and_go_on_with_one():
 
 def test_documents_reach_a_template_that_reads_them_and_no_other():
     """Dropped in silence, the model would answer without having seen them."""
-    reads = ByteTokenizer(chat_template="{% for d in documents %}{{ d.text }}{% endfor %}")
-    assert rendered([USER], tokenizer=reads, documents=[{"text": "a"}, {"text": "b"}]) == "ab"
+    template = "{% for d in documents %}{{ d.text }}{% endfor %}{{ messages[0].content }}"
+    documents = [{"text": "a"}, {"text": "b"}]
+    told = rendered([USER], tokenizer=ByteTokenizer(chat_template=template), documents=documents)
+    assert told == "ab" + USER["content"]
     assert refusal([USER], documents=[{"text": "a"}]).startswith("documents: ")
     assert rendered([USER], documents=[]) == rendered([USER])

@@ -60,6 +60,9 @@ class FakeTokenizer:
             return bytes([token_id])
         return b" " + bytes([token_id - 256]) if token_id < 512 else f"<{token_id}>".encode()
 
+    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
+        return []
+
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:

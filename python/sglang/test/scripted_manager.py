@@ -39,6 +39,7 @@ class ByteTokenizer:
     all_special_ids = tuple(SPECIALS)
     #: As if the template wrote no end of a turn that the metadata leave out; a test may say otherwise.
     chat_end_ids: tuple[int, ...] = ()
+    utf8_errors = "replace"
 
     def __init__(self, *, chat_template: str | None = TEMPLATE, adds_bos: bool = True) -> None:
         self.templates = ModelTemplates({} if chat_template is None else {"default": chat_template}, {})
@@ -58,6 +59,11 @@ class ByteTokenizer:
         if token_id == TWIN_OF_A:
             return b"a"
         return SPECIALS[token_id].encode() if token_id in SPECIALS else bytes([token_id])
+
+    first_bytes = token_bytes
+
+    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
+        return []
 
     def decode(
         self,

@@ -53,6 +53,7 @@ class Req:
         "sampling",
         "shared_len",
         "started_at",
+        "stop_context",
         "stream",
         "wants_input_logprobs",
     )
@@ -69,6 +70,8 @@ class Req:
         self.sampling = sampling
         self.max_new_tokens = max_new_tokens
         self.finish_reason: FinishReason | None = None
+        #: What must be decoded before the output to find stop strings in it; None until it is asked for.
+        self.stop_context: list[int] | None = None
 
         # Cache side; a request that waits holds nothing.
         self.row: int | None = None

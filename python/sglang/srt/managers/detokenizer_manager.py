@@ -6,6 +6,8 @@ not decide when a sequence ends; the scheduler says so and this cuts the text ac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sglang.srt.environ import envs
 from sglang.srt.managers.incremental_detokenizer import IncrementalDetokenizer
 from sglang.srt.messages.errors import RequestRejected
@@ -35,11 +37,12 @@ class DetokenizerManager:
                 err_type="ServiceUnavailableError",
             )
 
-    def register(self, rid: str, params: SamplingParams) -> None:
+    def register(self, rid: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """A sequence is about to be sent."""
         if self._tokenizer is not None:
             self._states[rid] = IncrementalDetokenizer(
                 self._tokenizer,
+                prompt_ids,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
                 stop=params.stop,
@@ -63,7 +66,5 @@ class DetokenizerManager:
         return state.text
 
     def token_text(self, token_id: int) -> str | None:
-        """One token by itself, special ones included (texts of logprob entries)."""
-        if self._tokenizer is None:
-            return None
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        """One token as it reads in the middle of a text, special ones included (texts of logprob entries)."""
+        return None if self._tokenizer is None else self._tokenizer.token_text(token_id)

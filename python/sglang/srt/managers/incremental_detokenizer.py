@@ -1,8 +1,8 @@
 """Owns the text of one running sequence: ids in, readable text out, piece by piece.
 
 Used by the detokenizer manager, one object per sequence. It never shows half a character or a piece of a stop
-string, and its joined pieces are what one decode of all ids gives. It must not know about requests or
-sockets.
+string, and its joined pieces are what one decode of prompt and output gives behind the text of the prompt. It
+must not know about requests or sockets.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ class TokenDecoder(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
+    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]: ...
+
 
 class IncrementalDetokenizer:
-    """Text of one sequence. `append` takes new ids, `text` is what may be shown by now.
+    """Text of one sequence behind `prompt_ids`. `append` takes new ids, `text` is what may be shown by now.
 
-    Only a window of the last ids is decoded again at each step. It begins at a character border, so the text
-    that it adds does not depend on what came before.
+    Only a window of the last ids is decoded again at each step. It begins at a character border and with ids
+    whose text is known, the first time with the end of the prompt, so that the text that it adds is what the
+    new ids add to everything before.
     """
 
     __slots__ = (
@@ -60,6 +63,7 @@ class IncrementalDetokenizer:
     def __init__(
         self,
         tokenizer: TokenDecoder,
+        prompt_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
@@ -72,14 +76,15 @@ class IncrementalDetokenizer:
         # With the stop text kept there is nothing to hold back.
         self._stops = () if no_stop_trim else tuple(stop)
         self._keep_stop = no_stop_trim
-        self._ids: list[int] = []
+        self._ids = tokenizer.context_of(prompt_ids, skip_special_tokens)
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # decoded and complete up to the last character, stop strings included
         self._shown = 0  # how much of it may be shown
         # The last positions in the ids at which no character is begun.
         self._borders: deque[int] = deque(maxlen=4 * _CONTEXT)
         self._window_start = 0
-        self._window_shown = 0  # characters of the window's decode that are in _text
+        # Characters of the window's decode that stand in _text or, before the output, in the prompt.
+        self._window_shown = len(tokenizer.decode(self._ids, *self._decode_flags))
 
     @property
     def text(self) -> str:
@@ -89,9 +94,10 @@ class IncrementalDetokenizer:
     def append(self, ids: Sequence[int]) -> None:
         """Take new ids of a sequence that goes on."""
         for token_id in ids:
+            if token_id in self._special:
+                continue  # it shows nothing, and a window of nothing else could not move on
             self._ids.append(token_id)
-            if token_id not in self._special:
-                self._bytes.decode(self._tokenizer.token_bytes(token_id))
+            self._bytes.decode(self._tokenizer.token_bytes(token_id))
             if not self._bytes.getstate()[0]:
                 self._borders.append(len(self._ids))
         self._grow(final=False)

@@ -177,7 +177,7 @@ class TokenizerManager:
             sample = SampleState(call, message, index)
             call.samples.append(sample)
             self._samples[message.rid] = sample
-            self._detokenizer.register(message.rid, message.sampling_params)
+            self._detokenizer.register(message.rid, message.input_ids, message.sampling_params)
         for sent, message in enumerate(messages):
             try:
                 self._channel.send(message)

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import functools
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tokenizers
-
 from sglang.srt.configs.gguf_parts import open_gguf
 from sglang.srt.configs.model_path import gguf_in_folder
-from sglang.srt.tokenizer.byte_level import piece_to_bytes
 from sglang.srt.tokenizer.chat_template import read_chat_template
 from sglang.srt.tokenizer.gguf_tokenizer import read_gguf_vocabulary
 from sglang.srt.tokenizer.hf_tokenizer import read_hf_vocabulary
+from sglang.srt.tokenizer.id_reader import IdReader, library_call
 from sglang.srt.tokenizer.model_templates import ModelTemplates
 from sglang.srt.tokenizer.turn_ends import turn_ends_in
 from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
 
 #: Characters above which a text takes milliseconds and other threads must run beside it.
 LONG_TEXT = 4000
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\u2581"
 
 
 def load_tokenizer(
@@ -67,10 +62,10 @@ class Tokenizer:
         self.templates = ModelTemplates(
             vocabulary.chat_templates, {**vocabulary.special_tokens, **template_variables}
         )
+        self._reader = IdReader(vocabulary.backend, vocabulary.source)
         added = self._backend.get_added_tokens_decoder()
-        # Added tokens are spelled as plain text, everything else in the alphabet of the vocabulary.
-        self._added = {index: token.content for index, token in added.items()}
-        self.all_special_ids: list[int] = [index for index, token in added.items() if token.special]
+        self._special_ids = {token.content: index for index, token in added.items() if token.special}
+        self.all_special_ids: list[int] = list(self._special_ids.values())
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         #: Every id this tokenizer knows is below; with gaps in the numbering it is more than `vocab_size`.
         self.num_ids: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -84,10 +79,9 @@ class Tokenizer:
         if eos is not None:
             self.end_sources = {eos: "the tokenizer's eos_token", **self.end_sources}
         self.eos_token_ids: tuple[int, ...] = tuple(self.end_sources)
-        self._byte_level = _decodes_bytes(self._backend, "ByteLevel")
-        self._byte_fallback = _decodes_bytes(self._backend, "ByteFallback")
-        self._bytes: dict[int, bytes] = {}
-        self.adds_bos = self.bos_token_id is not None and self.encode("a")[:1] == [self.bos_token_id]
+        self.adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+        #: How the bytes of tokens become text (the `errors` of a UTF-8 decoder), as `decode` does it.
+        self.utf8_errors: str = self._reader.utf8_errors
 
     @property
     def chat_template(self) -> str | None:
@@ -100,24 +94,31 @@ class Tokenizer:
         as far as the vocabulary has them as tokens of their own.
         """
         ends = turn_ends_in(self.templates.written())
-        ids = [index for index, text in self._added.items() if text in ends]
+        added = self._backend.get_added_tokens_decoder()
+        ids = [index for index, token in added.items() if token.content in ends]
         return tuple(index for index in sorted(ids) if index not in self.end_sources)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; with `add_special_tokens` also the BOS or EOS that this tokenizer puts around a
         text.
         """
-        try:
+
+        def ask() -> list[int]:
             if len(text) > LONG_TEXT:
                 # Only the batch calls release the interpreter: a server has other clients meanwhile.
                 (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             else:
                 encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
+            return ids
+
+        try:
+            return library_call(ask)
         except TypeError as error:
             # JSON can smuggle half of a surrogate pair into a string, and no encoding has bytes for that.
             raise ValueError("the text is not valid Unicode: it holds half of a surrogate pair") from error
-        return ids
+        except Exception as error:  # a word that the vocabulary lacks, where it has no token for unknown ones
+            raise ValueError(f"the text cannot be written in the tokens of this model: {error}") from error
 
     def encode_chat(self, prompt: str) -> list[int]:
         """Ids of a rendered chat prompt: with exactly one BOS where the tokenizer adds one, without where it
@@ -139,20 +140,34 @@ class Tokenizer:
         `spaces_between_special_tokens` is a rule of slow tokenizers; a fast one, like this, never adds such
         spaces.
         """
-        try:
-            text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        except OverflowError as error:
-            raise ValueError("a token id is a whole number from 0 to 4294967295") from error
-        return text
+        return self._reader.decode(ids, skip_special_tokens)
+
+    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
+        """The last of `ids` that must be decoded before further ones, so that those read as they do behind
+        all of `ids`: text(ids + more) - text(ids) is text(context + more) - text(context). Empty where
+        nothing before matters.
+        """
+        return self._reader.context_of(ids, skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes that a token adds to a text; nothing for an id that the vocabulary does not
-        have.
+        """The exact bytes that a token adds in the middle of a text; nothing for an id that the vocabulary
+        does not have.
         """
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._spelled(token_id)
-        return known
+        return self._reader.token_bytes(token_id)
+
+    def first_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token that begins a text: many tokenizers leave out its space there."""
+        return self._reader.first_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token as it reads in the middle of a text, special ones included; a part of a character is
+        U+FFFD.
+        """
+        return self.token_bytes(token_id).decode("utf-8", self.utf8_errors)
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token that is written exactly so."""
+        return self._special_ids.get(text)
 
     def apply_chat_template(
         self,
@@ -178,23 +193,6 @@ class Tokenizer:
         text = self._special_tokens.get(role)
         return None if text is None else self._backend.token_to_id(text)
 
-    def _spelled(self, token_id: int) -> bytes:
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        piece = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
-        if piece is None:
-            return b""
-        if self._byte_level:
-            raw = piece_to_bytes(piece)
-            return piece.encode() if raw is None else raw
-        if self._byte_fallback:
-            match = _BYTE_PIECE.fullmatch(piece)
-            return bytes([int(match.group(1), 16)]) if match else piece.replace(_SPACE, " ").encode()
-        raise ValueError(
-            f"the tokenizer at {self._source} is neither byte-level nor with byte fallback, so the exact "
-            f"bytes of a token are not known"
-        )
-
 
 def _read_vocabulary(path: pathlib.Path) -> Vocabulary:
     if path.is_file():
@@ -206,9 +204,3 @@ def _read_vocabulary(path: pathlib.Path) -> Vocabulary:
         if file is not None:
             return read_gguf_vocabulary(open_gguf(file))
     return read_hf_vocabulary(path)
-
-
-def _decodes_bytes(backend: tokenizers.Tokenizer, kind: str) -> bool:
-    """Whether the decoder (alone or in a sequence) is of a kind; the library tells it only as JSON."""
-    decoder = backend.decoder
-    return decoder is not None and f'"type":"{kind}"' in decoder.__getstate__().decode()

@@ -140,3 +140,28 @@ def test_the_tail_finds_exactly_what_the_whole_text_shows(tokens: list[int], sto
         if reason is not None:
             assert reason.matched in [one for one in stop if one in shown]
             return
+
+
+def test_a_stop_string_is_looked_for_behind_the_prompt(new_scheduler: New) -> None:
+    """The first word of an answer has its space there, and the text of the prompt is not searched."""
+
+    class FirstWordBare(FakeTokenizer):
+        """As SentencePiece decodes: no space before the first word of a text."""
+
+        def context_of(self, ids: list[int], skip_special_tokens: bool = True) -> list[int]:
+            return ids[-1:]
+
+        def decode(self, ids: list[int], *flags: bool, **named: bool) -> str:  # type: ignore[override]
+            return super().decode(ids, *flags, **named).removeprefix(" ")
+
+    base = new_scheduler()
+    scheduler = Scheduler(base.worker, tokenizer=FirstWordBare(), channel=base.channel)
+    base.worker.next_token = lambda ids: 256 + ord("w")
+    got = run(
+        scheduler,
+        make_request("spaced", [256 + ord("p")], 9, stop=[" w"]),
+        make_request("prompt", [256 + ord("p")], 9, stop=["p"]),
+        make_request("border", [256 + ord("p")], 9, stop=["p w"]),
+    )
+    assert len(got["spaced"].ids) == 1
+    assert len(got["prompt"].ids) == len(got["border"].ids) == 9

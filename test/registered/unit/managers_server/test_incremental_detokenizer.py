@@ -109,6 +109,7 @@ def test_work_for_a_token_does_not_grow_with_the_length_of_the_text(tokenizer: T
     class Counting:
         all_special_ids = tokenizer.all_special_ids
         token_bytes = staticmethod(tokenizer.token_bytes)
+        context_of = staticmethod(tokenizer.context_of)
 
         def decode(self, ids: list[int], *flags: bool) -> str:
             decoded.append(len(ids))

@@ -269,15 +269,6 @@ def test_folders_that_hold_no_tokenizer_are_refused(folder, tmp_path):
         load_tokenizer(folder)
 
 
-def test_a_vocabulary_without_bytes_says_so_when_bytes_are_asked_for(tmp_path):
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
-    backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.encode("a") == [0]
-    with pytest.raises(ValueError, match="neither byte-level nor with byte fallback"):
-        tokenizer.token_bytes(0)
-
-
 def test_loading_a_tokenizer_loads_neither_torch_nor_transformers(folder):
     """The server process tokenizes; with torch its start would take seconds."""
     code = (

@@ -25,7 +25,13 @@ class TokenReader(Protocol):
     @property
     def all_special_ids(self) -> Any: ...
 
+    utf8_errors: str
+
     def token_bytes(self, token_id: int, /) -> bytes: ...
+
+    def first_bytes(self, token_id: int, /) -> bytes: ...
+
+    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]: ...
 
 
 class TokenLogprobs(msgspec.Struct, kw_only=True):
@@ -134,34 +140,58 @@ class TextOffsets:
     a stream and in a whole answer are the same.
     """
 
-    def __init__(self, tokenizer: TokenReader, *, start: int = 0, text: str | None = None) -> None:
-        """`text` is the prompt's text when that is what is counted: it says which special tokens show."""
+    def __init__(
+        self,
+        tokenizer: TokenReader,
+        *,
+        start: int = 0,
+        text: str | None = None,
+        before: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """`before` are the ids in front of the counted ones. `text` is the prompt's text when that is what is
+        counted: it says which special tokens show.
+        """
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(tokenizer.utf8_errors)
+        self._begins_text = not tokenizer.context_of(before, skip_special_tokens)
+        self._skips_special = skip_special_tokens
         self._text = text
         self._start = start
         self._length = 0
 
-    def next(self, token_id: int, *, skip_special_tokens: bool = True) -> int:
+    def next(self, token_id: int) -> int:
         """The offset of this token; the next one begins behind it."""
         offset = self._start + self._length
-        raw = self._tokenizer.token_bytes(token_id)
-        if token_id in self._special:
-            if self._text is None:
-                hidden = skip_special_tokens
-            else:
-                hidden = not self._text.startswith(raw.decode("utf-8", "replace"), self._length)
-            if hidden:
-                return offset
-        if self._length == 0 and self._text is not None and raw[:1] == b" " and self._text[:1] != " ":
-            # Some tokenizers put a space before the first word that the text does not have.
+        tokenizer = self._tokenizer
+        raw = (tokenizer.first_bytes if self._begins_text else tokenizer.token_bytes)(token_id)
+        if token_id in self._special and self._is_hidden(raw):
+            return offset
+        if self._begins_text and self._text is not None and raw[:1] == b" " and self._text[:1] != " ":
+            # Some tokenizers put a space before the first word that neither the text nor a decode has.
             raw = raw[1:]
+        self._begins_text = False
         if not raw:
             return offset
         # The first byte by itself: what it ends (a broken character) lies before the token.
-        self._length += len(self._decoder.decode(raw[:1]))
+        self._length += self._width(raw[:1])
         begun_character = bool(self._decoder.getstate()[0])
         offset = self._start + self._length - (0 if begun_character else 1)
-        self._length += len(self._decoder.decode(raw[1:]))
-        return offset
+        self._length += self._width(raw[1:])
+        # A text whose spaces the tokenizer does not keep is shorter than its tokens.
+        return offset if self._text is None else min(offset, self._start + len(self._text))
+
+    def _width(self, raw: bytes) -> int:
+        """Characters that these bytes complete."""
+        text = self._decoder.decode(raw)
+        begun = self._decoder.getstate()[0]
+        if len(begun) == 2 and begun[0] == 0xED and begun[1] >= 0xA0:
+            # The codec waits for the rest of a surrogate, which is no character whatever comes.
+            text += self._decoder.decode(b"", True)
+        return len(text)
+
+    def _is_hidden(self, raw: bytes) -> bool:
+        if self._text is None:
+            return self._skips_special
+        return not self._text.startswith(raw.decode("utf-8", "replace"), self._length)

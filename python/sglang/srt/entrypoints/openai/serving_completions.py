@@ -79,6 +79,7 @@ class CompletionDialect:
         job.prompts = prompts
         if request.logprobs is not None:
             job.native.return_logprob = True
+            job.native.return_prompt_token_ids = True  # where a token's text begins depends on them
             job.native.top_logprobs_num = request.logprobs
         return job
 
@@ -161,12 +162,16 @@ class CompletionDialect:
             return None
         tokenizer = self._manager.tokenizer
         if news.is_first:
-            progress.scratch["offsets"] = TextOffsets(tokenizer, start=len(prompt_text))
-        skip = job.request.skip_special_tokens is not False
+            progress.scratch["offsets"] = TextOffsets(
+                tokenizer,
+                start=len(prompt_text),
+                before=news.prompt_token_ids or (),
+                skip_special_tokens=job.request.skip_special_tokens is not False,
+            )
         offsets = []
         if news.prompt_logprobs:
             in_prompt = TextOffsets(tokenizer, text=prompt_text)
             offsets += [in_prompt.next(token.token_id) for token in news.prompt_logprobs]
         counter: TextOffsets = progress.scratch["offsets"]
-        offsets += [counter.next(token.token_id, skip_special_tokens=skip) for token in news.logprobs]
+        offsets += [counter.next(token.token_id) for token in news.logprobs]
         return completion_lists([*news.prompt_logprobs, *news.logprobs], offsets, tokenizer)

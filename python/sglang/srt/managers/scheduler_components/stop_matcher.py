@@ -72,19 +72,31 @@ class StopMatcher:
         bytes hold every match that ends in the newest one.
         """
         params = req.sampling.params
+        skip = params.skip_special_tokens
         longest = max(len(text.encode()) for text in params.stop)
-        tail = self._tail(req.output_ids, longest + EXTRA_CONTEXT_TOKENS, params.skip_special_tokens)
-        text = self._tokenizer.decode(
-            tail,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
+        tail = self._tail(req.output_ids, longest + EXTRA_CONTEXT_TOKENS, skip)
+        if len(tail) < len(req.output_ids):
+            text = self._text(tail, params)
+        else:
+            # The first tokens read as they do behind the prompt, whose own text is not looked at.
+            if req.stop_context is None:
+                req.stop_context = self._tokenizer.context_of(req.prompt_ids.tolist(), skip)
+            before = self._text(req.stop_context, params)
+            text = self._text(req.stop_context + tail, params)[len(before) :]
         best: tuple[int, int, str] | None = None
         for stop in params.stop:
             at = text.find(stop)
             if at >= 0 and (best is None or (at + len(stop), at) < best[:2]):
                 best = (at + len(stop), at, stop)
         return best[2] if best is not None else None
+
+    def _text(self, ids: list[int], params: SamplingParams) -> str:
+        text: str = self._tokenizer.decode(
+            ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        return text
 
     def _tail(self, ids: list[int], wanted: int, skip_special: bool) -> list[int]:
         """The shortest tail with `wanted` tokens that show text."""

@@ -133,17 +133,18 @@ class EngineCore:
         return self.manager
 
     async def self_test(self) -> None:
-        """Generate a few tokens on every replica, the way a request does; whatever is wrong raises here."""
+        """Stream a few tokens from every replica, the way a request does; whatever is wrong raises here."""
         manager = self.manager
         if manager is None:
             raise RuntimeError("connect() must come before self_test()")
         timeout = envs.SGLANG_WARMUP_TIMEOUT.get()
         replicas = manager.limits.replicas
         request = GenerateReqInput(
-            text=[_SELF_TEST_TEXT] * replicas if manager.tokenizer is not None else None,
-            input_ids=[[0]] * replicas if manager.tokenizer is None else None,
+            input_ids=[_self_test_prompt(manager)] * replicas,
             routed_dp_rank=list(range(replicas)),
             sampling_params={"temperature": 0.0, "max_new_tokens": _self_test_tokens(manager)},
+            # A stream makes text of every token by itself, which is harder than one text in the end.
+            stream=True,
             no_logs=True,
         )
         async with asyncio.timeout(600 if timeout < 0 else timeout):
@@ -236,6 +237,14 @@ def smallest_limits(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 smallest[name] = min(smallest.get(name, info[name]), info[name])
         smallest["startup_time"] = max(smallest["startup_time"], info["startup_time"])
     return smallest
+
+
+def _self_test_prompt(manager: TokenizerManager) -> list[int]:
+    """A text, or one token where there is no tokenizer or its vocabulary has no word of the text."""
+    try:
+        return (manager.tokenizer.encode(_SELF_TEST_TEXT) if manager.tokenizer is not None else None) or [0]
+    except ValueError:
+        return [0]
 
 
 def _self_test_tokens(manager: TokenizerManager) -> int:

@@ -128,7 +128,7 @@ class TokenizerManager:
         when the scheduler fails the request. However it ends, nothing of it goes on running.
         """
         messages = await self._prepare(obj)
-        call = self._open(obj, messages)
+        call = self._open(messages)
         try:
             self._log.received(obj)
             builder = AnswerBuilder(
@@ -147,6 +147,11 @@ class TokenizerManager:
                 answers = [builder.answer(sample, with_index=False) for sample in call.samples]
                 yield answers if is_list else answers[0]
             self._log.finished(obj, call)
+        except RequestRejected:
+            raise
+        except Exception as error:
+            logger.exception("the answer to %s could not be made", obj.rid)
+            raise _lost_answer(error) from error
         finally:
             self._close(call)
 
@@ -163,7 +168,7 @@ class TokenizerManager:
         if self._closed_because is not None:
             raise RequestRejected(self._closed_because, status_code=503, err_type="ServiceUnavailableError")
 
-    def _open(self, obj: GenerateReqInput, messages: list[io_struct.TokenizedGenerateReqInput]) -> CallState:
+    def _open(self, messages: list[io_struct.TokenizedGenerateReqInput]) -> CallState:
         """Register and send, in one go: no other call can take the same rids in between."""
         seen: set[str] = set()
         for message in messages:
@@ -177,17 +182,21 @@ class TokenizerManager:
             sample = SampleState(call, message, index)
             call.samples.append(sample)
             self._samples[message.rid] = sample
-            self._detokenizer.register(message.rid, message.input_ids, message.sampling_params)
-        for sent, message in enumerate(messages):
-            try:
+        sent = 0
+        try:
+            for message in messages:
+                self._detokenizer.register(message.rid, message.input_ids, message.sampling_params)
+            for message in messages:
                 self._channel.send(message)
-            except Exception:
-                # Nothing of a call that cannot be sent whole may stay.
-                for unsent in call.samples[sent:]:
-                    del self._samples[unsent.rid]
-                    self._detokenizer.drop(unsent.rid)
-                self._close(call)
-                raise
+                sent += 1
+        except Exception as error:
+            # Nothing of a call that cannot be sent whole may stay.
+            for unsent in call.samples[sent:]:
+                del self._samples[unsent.rid]
+                self._detokenizer.drop(unsent.rid)
+            self._close(call)
+            logger.exception("%s could not be sent", call.samples[0].rid)
+            raise _lost_answer(error) from error
         return call
 
     async def _news(
@@ -283,7 +292,13 @@ class TokenizerManager:
             if reason is not None:
                 self._leaving.discard(output.rid)
             return
-        sample.take(output, self._detokenizer.process(output), dp_rank)
+        try:
+            sample.take(output, self._detokenizer.process(output), dp_rank)
+        except Exception as error:
+            # This answer is lost; the loop is everybody's.
+            logger.exception("no text could be made of the tokens of %s", output.rid)
+            sample.call.fail(_lost_answer(error))
+            self._detokenizer.drop(output.rid)
         if reason is not None:
             del self._samples[output.rid]
             self._detokenizer.drop(output.rid)
@@ -304,3 +319,12 @@ class TokenizerManager:
             for call in self._calls:
                 call.look_for_client = True
                 call.bell.set()
+
+
+def _lost_answer(error: Exception) -> RequestRejected:
+    """What the client is told of an answer that the server itself failed to make."""
+    return RequestRejected(
+        f"the server failed to make this answer ({type(error).__name__}); its log says more",
+        status_code=500,
+        err_type="InternalServerError",
+    )

@@ -142,6 +142,20 @@ def test_the_tail_finds_exactly_what_the_whole_text_shows(tokens: list[int], sto
             return
 
 
+def test_tokens_that_cannot_be_read_end_their_own_request_and_no_other(new_scheduler: New) -> None:
+    """The scheduler's loop is everybody's: an exception in it ends the rank, and the engine with it."""
+    scheduler = new_scheduler()
+
+    class Poisoned(FakeTokenizer):
+        def decode(self, ids: object, *flags: bool, **named: bool) -> str:
+            raise RuntimeError("poison")
+
+    scheduler = Scheduler(scheduler.worker, tokenizer=Poisoned(), channel=scheduler.channel)
+    got = run(scheduler, make_request("bad", [1], 4, stop=["x"]), make_request("ok", [1], 4))
+    assert got["bad"].finish_reason is not None and got["bad"].finish_reason.status_code == 500
+    assert got["bad"].finish_reason.type == "abort" and len(got["ok"].ids) == 4
+
+
 def test_a_stop_string_is_looked_for_behind_the_prompt(new_scheduler: New) -> None:
     """The first word of an answer has its space there, and the text of the prompt is not searched."""
 

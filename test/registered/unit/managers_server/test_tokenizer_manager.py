@@ -174,8 +174,9 @@ def test_a_call_that_cannot_be_sent_whole_leaves_nothing_behind(tokenizer: Token
 
         channel.send = breaks  # type: ignore[method-assign]
         for _ in range(2):
-            with pytest.raises(OSError, match="no wire"):
+            with pytest.raises(RequestRejected, match="OSError") as caught:
                 await whole(manager, text="a", rid="r", sampling_params={"n": 3})
+            assert caught.value.status_code == 500
             assert manager.num_open == 0
             assert channel.aborts.pop() == io_struct.AbortReq(rid="r_0", exact=True)
             channel.tokens("r_0", [], 0, io_struct.FinishReason(type="abort"))
@@ -478,3 +479,86 @@ def test_the_limit_on_sequences_in_flight_is_a_503(tokenizer: Tokenizer) -> None
         assert channel.sent == []
 
     play(scenario, tokenizer)
+
+
+# --- text that cannot be made
+
+#: A token that the tokenizer below fails on, as a library or a file may.
+POISON = 300
+
+
+class Poisoned(Tokenizer):
+    """A real tokenizer, but for one token."""
+
+    def __init__(self, sound: Tokenizer) -> None:
+        self.__dict__.update(sound.__dict__)
+
+    def decode(self, ids: Any, *flags: Any, **named: Any) -> str:
+        if POISON in ids:
+            raise ValueError("poison at /a/path/of/this/machine")
+        return super().decode(ids, *flags, **named)
+
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_tokens_without_text_end_their_own_answer_and_no_other(
+    tokenizer: Tokenizer, stream: bool, ends: bool
+) -> None:
+    """What one model draws for one client must not end the server for all of them."""
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        bad = asyncio.create_task(whole(manager, text="a", rid="bad", stream=stream))
+        good = asyncio.create_task(whole(manager, text="a", rid="good", stream=stream))
+        await until(lambda: len(channel.requests) == 2)
+        ids = tokenizer.encode("ok")
+        channel.tokens("good", ids[:1], 1)
+        channel.tokens("bad", [POISON], 1, LENGTH if ends else None)
+        channel.tokens("bad", [POISON], 2)  # already on its way
+        channel.tokens("good", ids[1:], len(ids), LENGTH)
+        with pytest.raises(RequestRejected) as caught:
+            await bad
+        assert caught.value.status_code == 500 and "failed to make this answer" in caught.value.message
+        assert "/a/path" not in caught.value.message
+        assert (await good)["text"] == "ok"
+        # Told to the scheduler unless it has already ended there; then its name is free at once.
+        assert channel.aborts == ([] if ends else [io_struct.AbortReq(rid="bad", exact=True)])
+        assert manager.num_open == 0
+        again = asyncio.create_task(whole(manager, text="a", rid="bad" if ends else "next"))
+        await until(lambda: len(channel.requests) == 3)
+        channel.tokens(channel.requests[-1].rid, ids, 2, LENGTH)
+        assert (await again)["text"] == "ok"
+
+    play(scenario, Poisoned(tokenizer))
+
+
+def test_a_prompt_without_text_is_refused_and_leaves_nothing_behind(tokenizer: Tokenizer) -> None:
+    """What stands before the answer is decoded when it begins; a failure there must not keep the call."""
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        for _ in range(2):
+            with pytest.raises(RequestRejected, match="ValueError") as caught:
+                await whole(manager, input_ids=[POISON], rid="r", sampling_params={"n": 2})
+            assert caught.value.status_code == 500 and manager.num_open == 0 and not channel.sent
+
+    poisoned = Poisoned(tokenizer)
+    poisoned.context_of = lambda ids, skip_special_tokens=True: list(ids)  # type: ignore[method-assign]
+    play(scenario, poisoned)
+
+
+def test_a_logprob_text_that_cannot_be_made_is_the_servers_failure(tokenizer: Tokenizer) -> None:
+    """It is not the client's mistake: a ValueError of the tokenizer read as 400."""
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        fields = {"return_logprob": True, "return_text_in_logprobs": True, "top_logprobs_num": 1}
+        task = asyncio.create_task(whole(manager, text="a", rid="r", **fields))
+        await until(lambda: channel.requests)
+        entry = io_struct.TokenLogprob(logprob=-1.0, token_id=5, top=[(-2.0, POISON)])
+        channel.tokens("r", [5], 1, LENGTH, output_logprobs=[entry])
+        with pytest.raises(RequestRejected) as caught:
+            await task
+        assert caught.value.status_code == 500 and manager.num_open == 0
+
+    play(scenario, Poisoned(tokenizer))

@@ -77,6 +77,24 @@ def test_choice_index_is_prompt_index_times_n_plus_sample(stream):
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2 + 3, 8), "each prompt counts once"
 
 
+def test_an_answer_that_cannot_be_written_is_the_servers_failure():
+    """A ValueError of the tokenizer, once the engine has answered, is no mistake of the client's."""
+
+    class Torn(ByteTokenizer):
+        def first_bytes(self, token_id):
+            raise ValueError("torn")
+
+    def manager():
+        manager = ScriptedManager(ScriptedAnswer.of("yo"))
+        manager.tokenizer = Torn()
+        return manager
+
+    for stream in (False, True):
+        response = post(manager(), COMPLETIONS, prompt="hi", logprobs=1, stream=stream)
+        assert response.status_code == 500 and "torn" not in response.text
+        assert response.json()["error"]["type"] == "InternalServerError"
+
+
 def test_one_prompt_in_a_list_is_one_prompt():
     manager = ScriptedManager()
     assert len(post(manager, COMPLETIONS, prompt=["a"]).json()["choices"]) == 1

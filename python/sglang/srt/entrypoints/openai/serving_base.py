@@ -28,7 +28,7 @@ from sglang.srt.entrypoints.openai.protocol import (
 )
 from sglang.srt.entrypoints.openai.request_body import read_json
 from sglang.srt.entrypoints.openai.serving_job import Dialect, Job, Manager, ServingSettings
-from sglang.srt.entrypoints.openai.streaming import open_stream
+from sglang.srt.entrypoints.openai.streaming import open_stream, writing_the_answer
 from sglang.srt.entrypoints.openai.usage import usage_of
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
@@ -57,7 +57,8 @@ async def serve(request: Request, dialect: Dialect, manager: Manager, settings: 
         last: Any = None
         async for item in items:
             last = item
-        return json_response(whole_answer(job, dialect, settings, last))
+        with writing_the_answer():
+            return json_response(whole_answer(job, dialect, settings, last))
     except (RequestRejected, ValueError) as error:
         # What `parse_request` refuses is in the client's words already.
         return rejected_response(error if parsed is None else in_client_words(error, parsed))

@@ -6,6 +6,7 @@ is known to be wrong by then is an HTTP error.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -43,6 +44,15 @@ def _error_event(error: Exception, job: Job) -> dict[str, Any]:
     return {"error": {"object": "error", **body["error"]}}
 
 
+@contextlib.contextmanager
+def writing_the_answer() -> Iterator[None]:
+    """Once the engine has answered, a ValueError is no mistake of the client's."""
+    try:
+        yield
+    except ValueError as error:
+        raise RuntimeError(f"the answer could not be written: {error}") from error
+
+
 class _Chunks:
     """The chunks of a stream; closing it closes the engine's outputs, which aborts what still runs."""
 
@@ -73,7 +83,8 @@ class _Chunks:
             self._ended = True
             self._ready.extend(self._writer.close())
         else:
-            self._ready.extend(self._writer.write(item))
+            with writing_the_answer():
+                self._ready.extend(self._writer.write(item))
 
     async def aclose(self) -> None:
         close = getattr(self._outputs, "aclose", None)

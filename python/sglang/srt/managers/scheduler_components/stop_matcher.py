@@ -6,12 +6,15 @@ the detokenizer does that.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 from sglang.srt.batch.req import Req
 from sglang.srt.messages.io_struct import FinishReason
 from sglang.srt.sampling.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 #: Tokens decoded before those that a match can need, so that a decoder that treats its first token
 #: specially cannot hide one.
@@ -49,14 +52,16 @@ class StopMatcher:
         """Why `req` ends with the token that was just appended to its output; None while it goes on."""
         token_id = req.output_ids[-1]
         if not 0 <= token_id < self._vocab_size:
-            return FinishReason(
-                type="abort",
-                message=f"drawn token id {token_id} is outside the vocabulary (0 <= id < {self._vocab_size})",
-                status_code=500,
-                err_type="InternalServerError",
+            return _failure(
+                f"drawn token id {token_id} is outside the vocabulary (0 <= id < {self._vocab_size})"
             )
         if req.sampling.params.stop:
-            matched = self._matched_stop_string(req)
+            try:
+                matched = self._matched_stop_string(req)
+            except Exception:
+                # The tokens cannot be read: this request ends, and the others of its batch go on.
+                logger.exception("no text could be made of the tokens of request %r", req.rid)
+                return _failure("no stop string could be looked for in the tokens; the log says more")
             if matched is not None:
                 return FinishReason(type="stop", matched=matched)
         if token_id in req.sampling.end_ids:
@@ -107,6 +112,10 @@ class StopMatcher:
             start -= 1
             wanted -= ids[start] not in self._special_ids
         return ids[start:]
+
+
+def _failure(message: str) -> FinishReason:
+    return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
 
 
 def end_ids_of_model(tokenizer: Any, model_config: Any) -> frozenset[int]:

@@ -1,0 +1,88 @@
+"""What the server asks itself before it says that it is ready."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=3, suite="unit-cpu")
+
+import asyncio
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang.srt.entrypoints.engine_core import EngineCore
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.messages import io_struct
+from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from sglang.test.played_scheduler import LENGTH, PlayedScheduler, play, until
+from sglang.test.text_tokenizers import write_text_tokenizer
+
+
+def self_test(manager: TokenizerManager) -> asyncio.Task[None]:
+    core: Any = SimpleNamespace(manager=manager)
+    return asyncio.create_task(EngineCore.self_test(core))
+
+
+async def asked(channel: PlayedScheduler) -> io_struct.TokenizedGenerateReqInput:
+    await until(lambda: channel.requests)
+    return channel.requests[0]
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "word-level"])
+def test_it_streams_a_text_of_the_tokenizer(tmp_path: pathlib.Path, kind: str) -> None:
+    """Only a stream makes text of every token by itself, which is where odd tokenizers failed."""
+    tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, kind))
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = self_test(manager)
+        request = await asked(channel)
+        assert request.stream and request.input_ids == tokenizer.encode("The capital city of France is")
+        channel.tokens(request.rid, [5], 1)
+        channel.tokens(request.rid, [6], 2, LENGTH)
+        await until(lambda: isinstance(channel.sent[-1], io_struct.FlushCacheReqInput))
+        channel.say(io_struct.FlushCacheReqOutput(call_id=channel.sent[-1].call_id, success=True))
+        await task
+
+    play(scenario, tokenizer)
+
+
+def test_a_token_without_text_fails_it(tmp_path: pathlib.Path) -> None:
+    """The twin: a stream that ends with an error must not be followed by the ready line."""
+    tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, "word-level"))
+
+    def decode(self: Tokenizer, ids: list[int], *flags: bool) -> str:
+        raise RuntimeError("poison")
+
+    class Poisoned(Tokenizer):
+        def __init__(self) -> None:
+            self.__dict__.update(tokenizer.__dict__)
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = self_test(manager)
+        request = await asked(channel)
+        Poisoned.decode = decode  # type: ignore[assignment]
+        channel.tokens(request.rid, [5], 1)
+        with pytest.raises(RequestRejected, match="failed to make this answer"):
+            await task
+
+    play(scenario, Poisoned())
+
+
+@pytest.mark.parametrize("encode", [lambda text: [], None])
+def test_a_vocabulary_without_a_word_of_its_text_is_asked_for_a_token(
+    tmp_path: pathlib.Path, encode: Any
+) -> None:
+    def cannot(text: str) -> list[int]:
+        raise ValueError("no token for the word")
+
+    tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, "word-level"))
+    tokenizer.encode = encode or cannot  # type: ignore[method-assign]
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        task = self_test(manager)
+        assert (await asked(channel)).input_ids == [0]
+        task.cancel()
+
+    play(scenario, tokenizer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,21 @@ FOLLOWER_LOGIT = 40.0
 END = "<|im_end|>"
 
 
-def write_chain_model(folder: pathlib.Path, *chains: Sequence[str | bytes], **settings: Any) -> pathlib.Path:
+def write_chain_model(
+    folder: pathlib.Path,
+    *chains: Sequence[str | bytes],
+    write_tokenizer: Callable[[pathlib.Path], Any] | None = None,
+    **settings: Any,
+) -> pathlib.Path:
     """A model folder in which each piece of a chain is followed by the next one.
 
-    A piece is the bytes of one token, or `END`. A token may stand in one chain only, once, except as the
-    last piece; a chain whose last piece is its first one goes round for ever.
+    A piece is the bytes that one token adds in the middle of a text, or a special token by name (`END`). A
+    token may stand in one chain only, once, except as the last piece; a chain whose last piece is its first
+    one goes round for ever. `write_tokenizer` puts another tokenizer into the folder.
     """
     write_tiny_model(folder, **settings)
+    if write_tokenizer is not None:
+        write_tokenizer(folder)
     tokenizer = load_tokenizer(folder)
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -54,10 +62,11 @@ def byte_pieces(text: str | bytes) -> list[bytes]:
 
 def followers(tokenizer: Tokenizer, chains: Iterable[Sequence[str | bytes]]) -> dict[int, int]:
     """Token id -> id of the token after it; `ValueError` when a token would have two."""
-    by_bytes = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    ids_of: dict[str | bytes, int] = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    ids_of |= {tokenizer.decode([i], skip_special_tokens=False): i for i in tokenizer.all_special_ids}
     found: dict[int, int] = {}
     for chain in chains:
-        ids = [by_bytes[piece.encode() if isinstance(piece, str) else piece] for piece in chain]
+        ids = [ids_of[piece] for piece in chain]
         for token, follower in itertools.pairwise(ids):
             if found.setdefault(token, follower) != follower:
                 raise ValueError(f"token {token} ({tokenizer.token_bytes(token)!r}) would have two followers")

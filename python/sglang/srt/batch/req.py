@@ -52,6 +52,7 @@ class Req:
         "row",
         "sampling",
         "shared_len",
+        "special_stops",
         "started_at",
         "stop_context",
         "stream",
@@ -70,6 +71,7 @@ class Req:
         self.sampling = sampling
         self.max_new_tokens = max_new_tokens
         self.finish_reason: FinishReason | None = None
+        self.special_stops = message.special_stops
         #: What must be decoded before the output to find stop strings in it; None until it is asked for.
         self.stop_context: list[int] | None = None
 

@@ -64,11 +64,19 @@ class RequestPreparer:
             field, colon, _ = text.partition(":")
             field = field.partition("[")[0]  # logit_bias[5]
             raise RequestRejected(text, param=field if colon and field.isidentifier() else None) from error
+        for message in whole:
+            message.special_stops = self._special_stops(message.sampling_params.stop)
         return [
             sample
             for message in whole
             for sample in samples_of(message, stream=obj.stream, fresh_seed=self._seeds.getrandbits(63))
         ]
+
+    def _special_stops(self, stop: list[str]) -> dict[int, str]:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return {}
+        return {token_id: text for text in stop if (token_id := tokenizer.special_id(text)) is not None}
 
     async def _tokenize(self, prompts: list[SinglePrompt]) -> list[list[int]]:
         texts = [prompt.text for prompt in prompts if prompt.text is not None]

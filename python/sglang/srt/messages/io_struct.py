@@ -69,7 +69,8 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, omit_def
     `sampling_params.max_new_tokens` is already resolved to an int that fits the context; `sampling_seed` is
     always set. `logprob_start_len` is -1 for "no prompt logprobs". `extra_key` names the prefix-cache
     namespace. `routed_dp_rank` is the replica that the client asked for; `parent_rid` is shared by the n
-    samples of one prompt, None where there is one.
+    samples of one prompt, None where there is one. `special_stops` are the stop strings that are a special
+    token, by its id: no text shows them.
     """
 
     rid: str
@@ -84,6 +85,7 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, omit_def
     priority: int | None = None
     routed_dp_rank: int | None = None
     parent_rid: str | None = None
+    special_stops: dict[int, str] = {}
 
 
 class AbortReq(msgspec.Struct, kw_only=True, tag=True):

@@ -142,6 +142,54 @@ def test_the_tail_finds_exactly_what_the_whole_text_shows(tokens: list[int], sto
             return
 
 
+STOP_WORD = "<998>"  # how the tokenizer of these tests writes SPECIAL_ID
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_a_stop_string_that_is_a_special_token_ends_a_request_at_that_token(
+    new_scheduler: New, skip: bool, ignore_eos: bool
+) -> None:
+    """The text skips it, so it is known by its id; in all else it is a stop string."""
+    answer = generate(
+        new_scheduler(),
+        [*text("ab"), SPECIAL_ID, *text("cd")],
+        stop=["no", STOP_WORD],
+        special_stops={SPECIAL_ID: STOP_WORD},
+        skip_special_tokens=skip,
+        ignore_eos=ignore_eos,
+        min_new_tokens=10,
+    )
+    assert answer.finish_reason is not None and answer.finish_reason.type == "stop"
+    assert answer.finish_reason.matched == STOP_WORD and answer.ids == [*text("ab"), SPECIAL_ID]
+
+
+def test_without_its_id_a_special_stop_string_is_never_found(new_scheduler: New) -> None:
+    """The fault that the id is for: the request runs to its limit."""
+    answer = generate(new_scheduler(), [*text("ab"), SPECIAL_ID], 10, stop=[STOP_WORD])
+    assert answer.finish_reason is not None and answer.finish_reason.type == "length"
+
+
+def test_a_special_stop_string_written_in_letters_ends_a_request_too(new_scheduler: New) -> None:
+    answer = generate(
+        new_scheduler(), text("a<998>b"), stop=[STOP_WORD], special_stops={SPECIAL_ID: STOP_WORD}
+    )
+    assert answer.finish_reason is not None and answer.finish_reason.matched == STOP_WORD
+    assert len(answer.ids) == 6
+
+
+def test_a_longer_stop_string_around_a_special_token_is_found_where_the_text_shows_it(
+    new_scheduler: New,
+) -> None:
+    tokens, fields = [*text("ab"), SPECIAL_ID, *text("cd")], {"stop": ["b<998>", STOP_WORD]}
+    shown = generate(
+        new_scheduler(), tokens, special_stops={SPECIAL_ID: STOP_WORD}, skip_special_tokens=False, **fields
+    )
+    assert shown.finish_reason is not None and shown.finish_reason.matched == "b<998>"
+    hidden = generate(new_scheduler(), tokens, 10, stop=["b<998>", "<998>c"])
+    assert hidden.finish_reason is not None and hidden.finish_reason.type == "length"
+
+
 def test_tokens_that_cannot_be_read_end_their_own_request_and_no_other(new_scheduler: New) -> None:
     """The scheduler's loop is everybody's: an exception in it ends the rank, and the engine with it."""
     scheduler = new_scheduler()

@@ -562,3 +562,22 @@ def test_a_logprob_text_that_cannot_be_made_is_the_servers_failure(tokenizer: To
         assert caught.value.status_code == 500 and manager.num_open == 0
 
     play(scenario, Poisoned(tokenizer))
+
+
+def test_a_stop_string_that_is_a_special_token_is_sent_with_its_id(tokenizer: Tokenizer) -> None:
+    """Ranks look for it by id: their text skips special tokens. What is more than one token is text only."""
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        stop = ["<|im_start|>", "x", " <|im_start|>", "<|im_end|>\n", "<|im", "<|im_end|>"]
+        task = asyncio.create_task(whole(manager, text="a", rid="r", sampling_params={"stop": stop, "n": 2}))
+        await until(lambda: len(channel.requests) == 2)
+        for request in channel.requests:
+            assert request.special_stops == {1: "<|im_start|>", 2: "<|im_end|>"}
+            assert request.sampling_params.stop == stop, "it may also be written in letters"
+        for rid in ("r_0", "r_1"):
+            end = io_struct.FinishReason(type="stop", matched="<|im_start|>")
+            channel.tokens(rid, [*tokenizer.encode("ok<"), 1], 3, end)
+        answers = await task
+        assert [answer["text"] for answer in answers] == ["ok<", "ok<"], "held text comes with the end"
+
+    play(scenario, tokenizer)

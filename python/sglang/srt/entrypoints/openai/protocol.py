@@ -204,7 +204,7 @@ class SharedRequest:
         ),
     ] = None
     seed: Annotated[Any, _sampled("The same seed gives the same answer.", "sampling_seed")] = None
-    stop: Annotated[Any, _sampled("A stop string or up to 32 of them.", "stop")] = None
+    stop: Annotated[Any, _sampled("A stop string or up to 32 of them; special tokens too.", "stop")] = None
     stop_token_ids: Annotated[Any, _sampled("Token ids that end the answer.", "stop_token_ids")] = None
     no_stop_trim: Annotated[Any, _sampled("Keep the stop text in the answer.", "no_stop_trim")] = None
     include_stop_str_in_output: Annotated[Any, _another_name("no_stop_trim", "vLLM")] = None

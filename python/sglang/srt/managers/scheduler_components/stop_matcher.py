@@ -22,7 +22,8 @@ EXTRA_CONTEXT_TOKENS = 4
 
 
 class StopMatcher:
-    """Checks in this order: token outside the vocabulary, stop string, EOS or stop id, length.
+    """Checks in this order: token outside the vocabulary, stop string, EOS or stop id, length. A stop string
+    that is a special token is looked for in the text and, since the text may skip such tokens, by its id.
 
     `min_new_tokens` is the sampler's business (it suppresses end ids); a stop string ends a request at any
     time.
@@ -62,6 +63,7 @@ class StopMatcher:
                 # The tokens cannot be read: this request ends, and the others of its batch go on.
                 logger.exception("no text could be made of the tokens of request %r", req.rid)
                 return _failure("no stop string could be looked for in the tokens; the log says more")
+            matched = matched or req.special_stops.get(token_id)
             if matched is not None:
                 return FinishReason(type="stop", matched=matched)
         if token_id in req.sampling.end_ids:

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-REPLACEMENT = "\ufffd"
+from sglang.srt.tokenizer.id_reader import REPLACEMENT
+
 #: When the window holds more ids than this, it moves on to a character border and keeps the last few as
 #: context.
 _WINDOW = 24

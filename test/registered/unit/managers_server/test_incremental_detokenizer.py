@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang.srt.managers.incremental_detokenizer import REPLACEMENT, IncrementalDetokenizer
+from sglang.srt.managers.incremental_detokenizer import IncrementalDetokenizer
+from sglang.srt.tokenizer.id_reader import REPLACEMENT
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from sglang.test.tiny_models import write_tiny_tokenizer
 

@@ -11,19 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
 
 from sglang.srt.constants import DIST_TIMEOUT_S
-from sglang.srt.distributed import frames
+from sglang.srt.distributed import communicators, frames
+from sglang.srt.distributed.communicators import Communicator
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
 from sglang.srt.distributed.errors import CollectiveError
-from sglang.srt.distributed.marked_barrier import MarkedBarrier
-from sglang.srt.distributed.object_channel import ObjectChannel
 
 __all__ = ["GroupCoordinator"]
 
@@ -74,26 +72,23 @@ class GroupCoordinator:
         self.timeout_s = timeout_s
         self.calls = Counter()
         self.device_group = self.cpu_group = None
+        self._borrowed: list[Communicator] = []
         # Every rank of the world takes part in making every group, also those it is not a member of.
-        for ranks in group_ranks:
-            if len(ranks) > 1:
-                self._make(list(ranks), backend, member=rank in ranks)
-        if self.cpu_group is not None:
-            self._on_cpu = GlooExchange(self.cpu_group, self.rank_in_group, self.world_size)
-            self._on_device = TorchDist(self.device_group, self.rank_in_group, self.world_size)
-            self._objects = ObjectChannel(self._on_cpu, self.rank_in_group, self.world_size)
-            self._barrier = MarkedBarrier(self.cpu_group, group_name, self.ranks, rank)
+        try:
+            with self._failing_as("building the group"):
+                for ranks in group_ranks:
+                    if len(ranks) > 1:
+                        self._borrow(ranks, backend)
+        except BaseException:
+            self.destroy()
+            raise
 
-    def _make(self, ranks: list[int], backend: str, *, member: bool) -> None:
-        limit = timedelta(seconds=self.timeout_s)
-        with self._failing_as("building the group"):
-            cpu_group = torch.distributed.new_group(ranks, backend="gloo", timeout=limit)
-            if backend == "gloo":
-                device_group = cpu_group
-            else:
-                device_group = torch.distributed.new_group(ranks, backend=backend, timeout=limit)
-        if member:
-            self.device_group, self.cpu_group = device_group, cpu_group
+    def _borrow(self, ranks: Sequence[int], backend: str) -> None:
+        communicator = communicators.borrow(ranks, backend, self.timeout_s)
+        self._borrowed.append(communicator)
+        if communicator.cpu_group is not None:
+            self.device_group, self.cpu_group = communicator.device_group, communicator.cpu_group
+            self._talks = communicator
 
     def __repr__(self) -> str:
         return f"GroupCoordinator({self.group_name}, ranks={self.ranks}, rank_in_group={self.rank_in_group})"
@@ -107,14 +102,13 @@ class GroupCoordinator:
         return self.rank_in_group == self.world_size - 1
 
     def destroy(self) -> None:
-        """Give the communicators back. The coordinator is of no use then; a second call does nothing."""
-        groups = {getattr(self, name, None) for name in ("device_group", "cpu_group")} - {None}
+        """Give the communicators back. The coordinator is of no use then, also where another coordinator
+        keeps them alive; a second call does nothing.
+        """
         self.device_group = self.cpu_group = None
-        for name in ("_on_cpu", "_on_device", "_objects", "_barrier"):
-            vars(self).pop(name, None)  # they hold the communicators too, and with them open sockets
-        for group in groups:
-            if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group(group)
+        vars(self).pop("_talks", None)
+        for communicator in vars(self).pop("_borrowed", ()):
+            communicators.give_back(communicator)
 
     # -- tensors: over one rank the tensor itself ---------------------------------------------------------
 
@@ -217,7 +211,7 @@ class GroupCoordinator:
         if self.world_size == 1:
             return value
         with self._running("broadcast_object"):
-            return self._objects.broadcast(value, src)
+            return self._talks.objects.broadcast(value, src)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's plain value, in group order."""
@@ -225,20 +219,20 @@ class GroupCoordinator:
             return [value]
         payload = frames.encode(value)
         with self._running("all_gather_object"):
-            return self._objects.all_gather(payload)
+            return self._talks.objects.all_gather(payload)
 
     def send_object(self, value: Any, dst: int) -> None:
         """A plain value for rank ``dst``, which waits in ``recv_object``."""
         _check_peer(self, "send_object", dst)
         payload = frames.encode(value)
         with self._running("send_object"):
-            self._objects.send(payload, dst)
+            self._talks.objects.send(payload, dst)
 
     def recv_object(self, src: int) -> Any:
         """What rank ``src`` sends with ``send_object``."""
         _check_peer(self, "recv_object", src)
         with self._running("recv_object"):
-            return self._objects.recv(src)
+            return self._talks.objects.recv(src)
 
     # -- dicts of tensors and plain values ----------------------------------------------------------------
 
@@ -251,7 +245,7 @@ class GroupCoordinator:
             return tensors
         own = self.rank_in_group == src
         with self._running("broadcast_tensor_dict"):
-            table = self._objects.broadcast(frames.describe(tensors) if own else None, src)
+            table = self._talks.objects.broadcast(frames.describe(tensors) if own else None, src)
             found = tensors if own else frames.unfold(table, self._empty)
             for tensor in frames.tensors_of(found):
                 self._by(tensor).broadcast(tensor, src)
@@ -262,7 +256,7 @@ class GroupCoordinator:
         _check_peer(self, "send_tensor_dict", dst)
         payload = frames.encode(frames.describe(tensors))
         with self._running("send_tensor_dict"):
-            self._objects.send(payload, dst)
+            self._talks.objects.send(payload, dst)
             for tensor in frames.tensors_of(tensors):
                 self._by(tensor).send(tensor, dst)
 
@@ -270,7 +264,7 @@ class GroupCoordinator:
         """What rank ``src`` sends with ``send_tensor_dict``; tensors arrive on this rank's device."""
         _check_peer(self, "recv_tensor_dict", src)
         with self._running("recv_tensor_dict"):
-            found = frames.unfold(self._objects.recv(src), self._empty)
+            found = frames.unfold(self._talks.objects.recv(src), self._empty)
             for tensor in frames.tensors_of(found):
                 self._by(tensor).recv(tensor, src)
             return found
@@ -282,13 +276,13 @@ class GroupCoordinator:
         if self.world_size == 1:
             return
         limit = self.timeout_s if timeout_s is None else timeout_s
-        with self._running("barrier", limit, lambda: self._barrier.missing()):
-            self._barrier.wait(limit)
+        with self._running("barrier", limit, lambda: self._talks.barrier.missing()):
+            self._talks.barrier.wait(limit)
 
     # -- inside -------------------------------------------------------------------------------------------
 
     def _by(self, tensor: torch.Tensor) -> GlooExchange | TorchDist:
-        return self._on_cpu if tensor.device.type == "cpu" else self._on_device
+        return self._talks.on_cpu if tensor.device.type == "cpu" else self._talks.on_device
 
     def _empty(self, shape: list[int], dtype: torch.dtype, on_cpu: bool) -> torch.Tensor:
         here = on_cpu or self.device_group is self.cpu_group

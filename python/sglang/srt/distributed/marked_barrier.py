@@ -1,7 +1,7 @@
 """Owns a barrier with a limit of its own, after whose failure every rank can tell who did not come.
 
-Built and read by ``GroupCoordinator``. torch's monitored barrier keeps its limit on the first rank alone, and
-tells it alone who is missing. Must not be used in a step: it costs a store write.
+Built by ``communicators``, read by ``GroupCoordinator``. torch's monitored barrier keeps its limit on the
+first rank alone, and tells it alone who is missing. Must not be used in a step: it costs a store write.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _TAG = 1
 
 
 class MarkedBarrier:
-    """The barriers of one group, numbered: every member passes the same ones in the same order."""
+    """The barriers of one communicator, numbered: every member passes the same ones in the same order, for
+    whichever of the groups that share it.
+    """
 
-    def __init__(self, group: Any, name: str, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, group: Any, ranks: Sequence[int], rank: int) -> None:
         self._group = group
-        self._name = name
         self._ranks = ranks
         self._rank = rank
         self._passed = 0
@@ -72,4 +73,5 @@ class MarkedBarrier:
         return f"world ranks {absent} did not come" if absent else "all came, but one left before the end"
 
     def _mark(self, rank: int) -> str:
-        return f"barrier/{self._name}/{self._ranks}/{self._passed}/{rank}"
+        # torch names a communicator once and for all: a mark of one that was taken down is not found again.
+        return f"barrier/{self._group.group_name}/{self._passed}/{rank}"

@@ -1,7 +1,7 @@
 """Owns how plain objects travel inside one group: one transfer of fixed size, another only for the rest.
 
-Built and read by ``GroupCoordinator``. Must not count calls or translate errors; what the bytes are is
-``frames``' business.
+Built by ``communicators``, read by ``GroupCoordinator``. Must not count calls or translate errors; what the
+bytes are is ``frames``' business.
 """
 
 from __future__ import annotations

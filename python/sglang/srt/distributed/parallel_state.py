@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 
 from sglang.srt.constants import DIST_TIMEOUT_S
+from sglang.srt.distributed import communicators
 from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.distributed.group_coordinator import GroupCoordinator
 from sglang.srt.distributed.group_layout import GroupSizes, layout
@@ -127,6 +128,7 @@ def destroy_distributed_environment() -> None:
     if _WORLD is not None:
         _WORLD.destroy()
         _WORLD = None
+    communicators.forget_all()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

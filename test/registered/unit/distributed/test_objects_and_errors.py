@@ -5,14 +5,15 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="unit-cpu")
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
 
-from sglang.srt.distributed import frames
+from sglang.srt.distributed import communicators, frames, parallel_state
 from sglang.srt.distributed.device_communicators.gloo_exchange import combine
 from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.distributed.group_coordinator import GroupCoordinator
@@ -164,3 +165,68 @@ def test_the_limit_of_a_group_reaches_its_communicator() -> None:
         made.clear()
         GroupCoordinator([[0], [1], [2], [3]], 0, "gloo", group_name="moe_tp")
         assert made == []
+
+
+@pytest.fixture
+def pretended_groups() -> Iterator[list[Any]]:
+    """torch makes and destroys groups that are only said to be there, on rank 0; what stands is listed."""
+    standing: list[Any] = []
+
+    def new_group(ranks: list[int], **named: Any) -> Any:
+        if ranks == [4, 5]:
+            raise RuntimeError("nobody is there")
+        standing.append(MagicMock(ranks=ranks))
+        return standing[-1]
+
+    def destroy(group: Any = None) -> None:
+        standing.remove(group) if group is not None else standing.clear()
+
+    with (
+        patch("torch.distributed.get_rank", return_value=0),
+        patch("torch.distributed.is_initialized", return_value=True),
+        patch("torch.distributed.new_group", side_effect=new_group),
+        patch("torch.distributed.destroy_process_group", side_effect=destroy),
+    ):
+        yield standing
+        communicators.forget_all()
+
+
+def _coordinator(*groups: list[int], timeout_s: float = 9) -> GroupCoordinator:
+    return GroupCoordinator(groups, 0, "gloo", group_name="tp", timeout_s=timeout_s)
+
+
+def test_a_communicator_goes_with_the_last_group_that_uses_it(pretended_groups: list[Any]) -> None:
+    first, second = _coordinator([0, 1], [2, 3]), _coordinator([0, 1], [2, 3])
+    mine, other = pretended_groups
+    assert first.cpu_group is second.cpu_group is mine
+    first.destroy()
+    first.destroy()
+    assert pretended_groups == [mine, other] and second.cpu_group is mine and first.cpu_group is None
+    second.destroy()
+    # One that this rank is no member of is not its to destroy; the next build makes it again, on all ranks.
+    assert pretended_groups == [other]
+    _coordinator([0, 1], [2, 3])
+    assert [group.ranks for group in pretended_groups] == [[2, 3], [0, 1], [2, 3]]
+
+
+def test_groups_of_other_limits_share_nothing(pretended_groups: list[Any]) -> None:
+    """A shared limit would be that of whoever came first."""
+    first, patient, again = _coordinator([0, 1]), _coordinator([0, 1], timeout_s=50), _coordinator([0, 1])
+    assert [first.cpu_group, patient.cpu_group] == pretended_groups and again.cpu_group is first.cpu_group
+
+
+def test_a_group_that_could_not_be_built_keeps_nothing(pretended_groups: list[Any]) -> None:
+    for _ in range(2):
+        with pytest.raises(CollectiveError, match="nobody is there"):
+            _coordinator([0, 1], [4, 5])
+        assert pretended_groups == []
+
+
+def test_a_new_world_finds_no_communicator_of_the_old_one(pretended_groups: list[Any]) -> None:
+    """A group that outlived its world, and is given back late, must not take down one of the new world."""
+    stale = _coordinator([0, 1])
+    parallel_state.destroy_distributed_environment()
+    fresh = _coordinator([0, 1])
+    assert fresh.cpu_group is not stale.cpu_group
+    stale.destroy()
+    assert fresh.cpu_group in pretended_groups

@@ -1,5 +1,6 @@
 """How tensors travel inside one group: exchanges over gloo on the CPU, the backend's own collectives
 elsewhere.
 
-Built and read by ``GroupCoordinator`` only. Must not count calls, translate errors or know a group's name.
+Built by ``communicators``, read by ``GroupCoordinator``. Must not count calls, translate errors or know a
+group's name.
 """

@@ -1,0 +1,78 @@
+"""Owns the communicators of this process: one for each list of ranks, shared by all coordinators over that
+list, and given back with the last of them.
+
+Read by ``GroupCoordinator`` only. Equal partitions are common (of two tensor ranks the tensor, attention and
+expert groups are one list), and each communicator is sockets and threads. Must not count calls or translate
+errors: that is done in the name of a group, and a communicator may serve several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
+from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
+from sglang.srt.distributed.marked_barrier import MarkedBarrier
+from sglang.srt.distributed.object_channel import ObjectChannel
+
+__all__ = ["Communicator", "borrow", "forget_all", "give_back"]
+
+
+class Communicator:
+    """What one list of ranks talks over. Every rank of the world takes part in making it; on a rank that is
+    not in the list ``cpu_group`` is None and nothing can be sent.
+    """
+
+    def __init__(self, ranks: Sequence[int], backend: str, timeout_s: float) -> None:
+        self.users = 0
+        limit = timedelta(seconds=timeout_s)
+        cpu_group = device_group = torch.distributed.new_group(list(ranks), backend="gloo", timeout=limit)
+        if backend != "gloo":
+            device_group = torch.distributed.new_group(list(ranks), backend=backend, timeout=limit)
+        self.cpu_group: Any = None
+        self.device_group: Any = None
+        rank, width = torch.distributed.get_rank(), len(ranks)
+        if rank not in ranks:
+            return
+        self.cpu_group, self.device_group = cpu_group, device_group
+        seat = list(ranks).index(rank)
+        self.on_cpu = GlooExchange(cpu_group, seat, width)
+        self.on_device = TorchDist(device_group, seat, width)
+        self.objects = ObjectChannel(self.on_cpu, seat, width)
+        self.barrier = MarkedBarrier(cpu_group, ranks, rank)
+
+
+#: (ranks, backend, limit in seconds) -> what stands. All ranks make and destroy groups in the same order, so
+#: the table has the same entries on each of them, and so each knows whether the others will make one.
+_STANDING: dict[tuple[tuple[int, ...], str, float], Communicator] = {}
+
+
+def borrow(ranks: Sequence[int], backend: str, timeout_s: float) -> Communicator:
+    """The communicator over these ranks, made where none stands. Called by every rank of the world."""
+    key = (tuple(ranks), backend, timeout_s)
+    if key not in _STANDING:
+        _STANDING[key] = Communicator(ranks, backend, timeout_s)
+    _STANDING[key].users += 1
+    return _STANDING[key]
+
+
+def give_back(communicator: Communicator) -> None:
+    """One user less; the last one takes the communicator down. Once a user."""
+    communicator.users -= 1
+    if communicator.users:
+        return
+    for key in [key for key, standing in _STANDING.items() if standing is communicator]:
+        del _STANDING[key]
+        for group in {communicator.cpu_group, communicator.device_group} - {None}:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group(group)
+
+
+def forget_all() -> None:
+    """The world is gone, and every communicator in it: the next world must not find one of them."""
+    _STANDING.clear()

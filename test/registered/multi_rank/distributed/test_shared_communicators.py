@@ -1,0 +1,169 @@
+"""Groups over the same ranks talk over one communicator: how many are made, that each group still works, and
+that nothing is left of them when the last one is given back."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=30, suite="multi-rank-cpu")
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed
+
+from sglang.srt.distributed import communicators, parallel_state
+from sglang.srt.distributed.communicators import Communicator
+from sglang.srt.distributed.errors import CollectiveError
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
+from sglang.srt.server_args import ServerArgs
+from sglang.test.multi_rank import run_ranks
+
+REPLICAS = {"enable_dp_attention": True, "dp_size": 2}
+TWO_RANKS: list[dict[str, Any]] = [{"tp_size": 2}, {"tp_size": 2, **REPLICAS}, {"pp_size": 2}]
+FOUR_RANKS: list[dict[str, Any]] = [
+    {"tp_size": 4},
+    {"tp_size": 4, **REPLICAS},
+    {"tp_size": 4, "ep_size": 2},
+    {"tp_size": 2, "pp_size": 2},
+]
+GROUPS = ("world", "tp", "pp", "dcp", "moe_ep", "moe_dp", "moe_tp", "attn_tp", "attn_cp")
+
+
+def _build(rank: int, fields: dict[str, Any]) -> None:
+    publish(ServerArgs(model_path="dummy", **fields), role="test", ranks=SpawnRanks(world_rank=rank))
+    parallel_state.initialize_model_parallel()
+
+
+def _made() -> int:
+    """Communicators that torch holds for this rank, without the one that the world was joined with."""
+    return len(torch.distributed.distributed_c10d._world.pg_map) - 1
+
+
+def _exercise(rank: int) -> None:
+    """Every kind of transfer over every group, one group after the other, and its own count of each."""
+    for name in GROUPS:
+        group = getattr(get_parallel(), f"{name}_group")
+        before = Counter(group.calls)
+        own = torch.tensor([float(rank), 1.0])
+        assert group.all_reduce(own).tolist() == [sum(group.ranks), group.world_size], name
+        assert group.all_gather(own[:1]).tolist() == group.ranks, name
+        assert group.broadcast_object({"from": [name, rank]}, src=0) == {"from": [name, group.ranks[0]]}
+        assert group.all_gather_object("x" * 5000 + str(rank))[-1][5000:] == str(group.ranks[-1])
+        group.barrier(timeout_s=60)
+        if group.rank_in_group == 0 and group.world_size > 1:
+            group.send_object(name, dst=1)
+        elif group.rank_in_group == 1:
+            assert group.recv_object(src=0) == name
+        ran = group.calls - before
+        if group.world_size > 1:
+            assert {ran[kind] for kind in ("all_reduce", "all_gather", "broadcast_object", "barrier")} == {1}
+        else:
+            assert not ran
+
+
+def count_and_exercise(rank: int, layouts: list[dict[str, Any]]) -> list[int]:
+    counts = []
+    for fields in layouts:
+        _build(rank, fields)
+        counts.append(_made())
+        _exercise(rank)
+        parallel_state.destroy_model_parallel()
+    return counts
+
+
+def test_equal_partitions_make_one_communicator() -> None:
+    """Each further one is a connection to every peer and a thread, on every rank. The world counts as well:
+    its communicator serves all groups that are as wide.
+    """
+    assert run_ranks(count_and_exercise, world_size=2, layouts=TWO_RANKS) == [[1, 1, 1]] * 2
+    # tp 4 attn-dp 2: the world and this rank's replica. ep 2: the world, MoE-TP and MoE-EP. pp 2: the world,
+    # the tensor groups and the pipelines.
+    assert run_ranks(count_and_exercise, world_size=4, layouts=FOUR_RANKS) == [[1, 2, 3, 3]] * 4
+
+
+def count_without_sharing(rank: int, layouts: list[dict[str, Any]]) -> list[int]:
+    def one_each(ranks: list[int], backend: str, timeout_s: float) -> Communicator:
+        made = Communicator(ranks, backend, timeout_s)
+        made.users = 1
+        return made
+
+    with patch.object(communicators, "borrow", one_each):
+        return count_and_exercise(rank, layouts[:1])
+
+
+def test_the_count_sees_groups_that_build_their_own() -> None:
+    """The twin: with the planted fault tp 2 makes three beside the world's."""
+    assert run_ranks(count_without_sharing, world_size=2, layouts=TWO_RANKS) == [[4], [4]]
+
+
+def give_back_one_by_one(rank: int) -> None:
+    _build(rank, {"tp_size": 2})
+    parallel = get_parallel()
+    tp, attn_tp, moe_tp = parallel.tp_group, parallel.attn_tp_group, parallel.moe_tp_group
+    assert tp.cpu_group is attn_tp.cpu_group is parallel.world_group.cpu_group
+    for _ in range(2):
+        tp.destroy()
+    with pytest.raises(RuntimeError, match="all_reduce over 2 ranks: this group has no communicator"):
+        tp.all_reduce(torch.ones(1))
+    for living in (attn_tp, moe_tp, parallel.world_group):
+        assert living.all_reduce(torch.ones(1)).item() == 2.0
+    parallel_state.destroy_model_parallel()
+    assert _made() == 1 and parallel.world_group.all_reduce(torch.ones(1)).item() == 2.0
+
+
+def test_a_group_that_was_given_back_is_of_no_use_and_takes_nobody_along() -> None:
+    """A stale copy that went on over a shared communicator would hide that its layout is gone; one that was
+    given back twice would take the communicator from those who still use it.
+    """
+    run_ranks(give_back_one_by_one, world_size=2)
+
+
+def _held() -> tuple[int, int]:
+    """(open descriptors, threads) of this process."""
+    return len(os.listdir("/proc/self/fd")), len(list(Path("/proc/self/task").iterdir()))
+
+
+def rebuild_often(rank: int, layouts: list[dict[str, Any]], rounds: int) -> list[tuple[int, int]]:
+    held = []
+    for _ in range(rounds):
+        count_and_exercise(rank, layouts)
+        held.append(_held())
+    return held
+
+
+def test_layouts_that_come_and_go_leave_no_descriptor_and_no_thread_behind() -> None:
+    """A lab or an elastic deployment builds groups for as long as it lives. The first rounds may open what
+    stays; what grows with every round would be hundreds here.
+    """
+    layouts = [{"tp_size": 4, **REPLICAS}, {"tp_size": 4, "ep_size": 2}]
+    for held in run_ranks(rebuild_often, world_size=4, layouts=layouts, rounds=8):
+        descriptors, threads = zip(*held, strict=True)
+        assert descriptors[-1] <= descriptors[1] + 4 and threads[-1] <= threads[1] + 4, held
+
+
+def wait_for_a_rank_that_stays_away(rank: int) -> str | None:
+    """A barrier that all pass, twice over the same communicator and in two generations of groups; then one to
+    which rank 1 does not come."""
+    for _ in range(2):
+        _build(rank, {"tp_size": 2})
+        get_parallel().tp_group.barrier(timeout_s=60)
+        get_parallel().attn_tp_group.barrier(timeout_s=60)
+        parallel_state.destroy_model_parallel()
+    _build(rank, {"tp_size": 2})
+    if rank == 1:
+        return None
+    with pytest.raises(CollectiveError) as caught:
+        get_parallel().tp_group.barrier(timeout_s=0.5)
+    return str(caught.value)
+
+
+def test_a_barrier_of_a_rebuilt_group_still_names_who_is_missing() -> None:
+    """Marks of earlier barriers lie in the same store: with a mark of an earlier generation the message said
+    that all had come.
+    """
+    message, _ = run_ranks(wait_for_a_rank_that_stays_away, world_size=2)
+    assert message is not None and "world ranks [1] did not come" in message

@@ -22,6 +22,8 @@ class Layout:
     attn_dp_size: int = 1
     worlds: int = 1
     dp_lm_head: bool = False
+    #: The tensor group is the attention-TP group, whose counters then hold the calls of both.
+    one_group: bool = False
 
     @property
     def attn_tp_size(self) -> int:
@@ -34,6 +36,10 @@ class Layout:
     def replica_of(self, world: int, rank: int) -> int:
         """Which requests a rank has; the ranks of a replica sit side by side."""
         return world * self.attn_dp_size + rank // self.attn_tp_size
+
+    def of_a_draft(self) -> Layout:
+        """What a draft that owns its attention runs on: each attention-TP group is a world of its own."""
+        return Layout(tp_size=self.attn_tp_size, worlds=self.replicas, one_group=True)
 
     def leads(self, rank: int) -> bool:
         return rank % self.attn_tp_size == 0
@@ -128,6 +134,8 @@ def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> dic
             tp["reduce_scatterv"] += exact
         else:
             tp["all_reduce"] += 2 * exact + fetched
+    if layout.one_group:
+        tp, attn_tp = Counter(), attn_tp + tp
     return {
         "tp": +tp if layout.tp_size > 1 else Counter(),
         "attn_tp": +attn_tp if layout.attn_tp_size > 1 else Counter(),

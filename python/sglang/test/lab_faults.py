@@ -7,17 +7,22 @@ name of the product for the length of a block, and must not reach into the lab.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 
+from sglang.srt.batch.forward_batch import ForwardBatch
 from sglang.srt.distributed import communication_op, parallel_state
 from sglang.srt.distributed.group_coordinator import GroupCoordinator
+from sglang.srt.distributed.parallel_state_wrapper import ParallelState
 from sglang.srt.layers import communicator, linear, vocab_parallel_embedding
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import get_parallel, publication, widths
+from sglang.srt.speculative import spec_utils
 
 #: A cell has hundreds of sums; this one is skipped.
 _SKIPPED_CALL = 5
@@ -181,6 +186,45 @@ def _living_group_kept() -> Iterator[None]:
         yield
 
 
+# --- placement ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _guard(on: bool) -> Iterator[None]:
+    """Runners compare their placement, or do not: what they would compute shows what the guard is for."""
+    with _replaced((ParallelState, "check_in_force"), by=lambda placement: None) if not on else nullcontext():
+        yield
+
+
+@contextmanager
+def _target_in_the_draft_scope(guarded: bool) -> Iterator[None]:
+    """The scope of the draft is left open while the target runs."""
+    right = ModelRunner.forward
+
+    def wrong(runner: ModelRunner, batch: ForwardBatch) -> LogitsProcessorOutput:
+        with spec_utils.draft_tp_context(owns_attention=True):
+            return right(runner, batch)
+
+    with _guard(guarded), _replaced((ModelRunner, "forward"), by=wrong):
+        yield
+
+
+@contextmanager
+def _draft_outside_its_scope(guarded: bool) -> Iterator[None]:
+    """The draft is built in its scope, and what comes later forgets to enter it."""
+    right = spec_utils.draft_tp_context
+    entered = False
+
+    def wrong(owns_attention: bool) -> AbstractContextManager[None]:
+        nonlocal entered
+        scope = nullcontext() if entered else right(owns_attention=owns_attention)
+        entered = True
+        return scope
+
+    with _guard(guarded), _replaced((spec_utils, "draft_tp_context"), by=wrong):
+        yield
+
+
 _FAULTS: dict[str, Fault] = {
     "live tp rank off by one": Fault(lambda: _getter_off_by_one("get_tensor_model_parallel_rank")),
     "live attention rank off by one": Fault(
@@ -193,6 +237,10 @@ _FAULTS: dict[str, Fault] = {
     "everything on every rank": Fault(_everything_here),
     "one sum skipped by all": Fault(lambda: _one_sum_skipped(everywhere=True)),
     "one sum skipped by one rank": Fault(lambda: _one_sum_skipped(everywhere=False)),
+    "target in the draft scope": Fault(lambda: _target_in_the_draft_scope(guarded=True)),
+    "target in the draft scope, unguarded": Fault(lambda: _target_in_the_draft_scope(guarded=False)),
+    "draft outside its scope": Fault(lambda: _draft_outside_its_scope(guarded=True)),
+    "draft outside its scope, unguarded": Fault(lambda: _draft_outside_its_scope(guarded=False)),
     "a stale copy of a destroyed group": Fault(_destroyed_group_kept),
     "a stale copy of a group that still works": Fault(_living_group_kept),
 }

@@ -31,6 +31,8 @@ class CellOrder(msgspec.Struct, kw_only=True):
     dp_rank: int | None
     with_bundle: bool
     leads: bool
+    #: The worker is a draft that owns its attention: built and run in that scope.
+    draft: bool = False
     phases: list[list[TokenizedGenerateReqInput]]
     #: Name of the fault to plant, of `lab_faults`; it stays planted until an order names another one or none.
     fault: str | None = None

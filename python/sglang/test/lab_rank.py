@@ -26,6 +26,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.runtime_context import SpawnRanks, get_forward, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative import spec_utils
 from sglang.test import lab_faults, lab_messages
 from sglang.test.lab_messages import (
     GROUPS,
@@ -103,13 +104,17 @@ def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
     if fault is not None and not fault.before_publish:
         planted.enter_context(fault.plant())
     model_config = published_model_config()
-    worker = TpModelWorker(model_config)
     channel = MemoryChannel() if order.leads else None
-    scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
+    with spec_utils.draft_tp_context(owns_attention=order.draft):
+        worker = TpModelWorker(model_config)
+        scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
     watch = Watch(worker)
     groups = {name: getattr(get_parallel(), f"{name}_group") for name in GROUPS}
     before = {name: Counter(group.calls) for name, group in groups.items()}
-    steps = sum(_run_phase(scheduler, channel, phase) for phase in order.phases)
+    steps = 0
+    for phase in order.phases:
+        with spec_utils.draft_tp_context(owns_attention=order.draft):
+            steps += _run_phase(scheduler, channel, phase)
     return RankReport(
         requests={} if channel is None else _reports(channel),
         draws={seed: b"".join(rows) for seed, rows in watch.draws.items()} if order.leads else {},

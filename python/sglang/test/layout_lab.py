@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang.test.lab_arithmetic import Layout, ModelShape
 from sglang.test.lab_comparison import Reference, fitness_problems, furthest_logit, problems_of
-from sglang.test.lab_messages import CellOrder, RankAnswer
+from sglang.test.lab_messages import CellOrder, RankAnswer, RankReport
 from sglang.test.lab_scenario import CHUNK, MAX_RUNNING, POOL_TOKENS, Scenario
 from sglang.test.lab_world import World
 from sglang.test.tiny_models import write_tiny_model
@@ -77,15 +77,18 @@ MODELS = (LLAMA, QWEN3)
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of the matrix. Without a bundle ranks are read live from the groups, not stamped."""
+    """One entry of the matrix. Without a bundle ranks are read live from the groups, not stamped. A draft is
+    the same model built and run in the scope of a draft that owns its attention.
+    """
 
     layout: Layout
     model: LabModel
     with_bundle: bool = True
+    draft: bool = False
 
     @property
     def name(self) -> str:
-        suffix = "" if self.with_bundle else ", live ranks"
+        suffix = ("" if self.with_bundle else ", live ranks") + (", draft" if self.draft else "")
         return f"{self.model.name}, {self.layout.name}{suffix}"
 
 
@@ -159,7 +162,11 @@ class LayoutLab:
         if not result.failures:
             result.turns = max(report.steps for ranks in reports for report in ranks)
             scenario = self._scenario(cell.model)
-            result.problems = problems_of(scenario, reference, cell.layout, cell.model.shape, reports)
+            layout = cell.layout
+            if cell.draft:
+                layout = layout.of_a_draft()
+                reports = _worlds_of(layout, reports)
+            result.problems = problems_of(scenario, reference, layout, cell.model.shape, reports)
             if not result.problems:
                 result.furthest = furthest_logit(scenario, reference, reports)
         result.seconds = time.perf_counter() - started
@@ -222,6 +229,7 @@ class LayoutLab:
                     dp_rank=world if layout.worlds > 1 else None,
                     with_bundle=cell.with_bundle,
                     leads=leads,
+                    draft=cell.draft,
                     phases=[scenario.inbox(phase, replica) if leads else [] for phase in phases],
                     fault=fault,
                 )
@@ -270,3 +278,9 @@ class LayoutLab:
         if vocab not in self._scenarios:
             self._scenarios[vocab] = Scenario(vocab)
         return self._scenarios[vocab]
+
+
+def _worlds_of(layout: Layout, reports: Sequence[Sequence[RankReport]]) -> list[list[RankReport]]:
+    """The same reports in worlds of that layout, whose ranks sit side by side."""
+    ranks = [report for world in reports for report in world]
+    return [ranks[first : first + layout.tp_size] for first in range(0, len(ranks), layout.tp_size)]

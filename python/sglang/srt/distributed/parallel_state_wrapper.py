@@ -1,17 +1,34 @@
-"""Owns ``ParallelState``: the placement of one runner, frozen at a moment, for reports made outside its
-scope.
+"""Owns ``ParallelState``: the placement of one runner, frozen where it is built.
 
-Built where a runner is built; read by the weight checker. Must not be used to decide anything in a forward:
-code that runs asks the context in the scope that runs.
+Built and compared by the model runner; read by the weight checker, which reports outside the runner's scope.
+Must not be used to decide anything in a forward: code that runs asks the context in the scope that runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sglang.srt.runtime_context import get_parallel
 
 __all__ = ["ParallelState"]
+
+#: Width and rank of every kind that cuts a layer, and then those of the pipeline.
+_CUTS = tuple(
+    (f"{kind}_size", f"{kind}_rank")
+    for kind in ("tp", "attn_tp", "attn_dp", "attn_cp", "moe_ep", "moe_dp", "moe_tp")
+)
+_PIPELINE = (("pp_size", "pp_rank"),)
+
+
+def _answers(names: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """What the context answers now. The only rank of a width of one is 0, which need not be known."""
+    parallel = get_parallel()
+    answers: dict[str, int] = {}
+    for size, rank in names:
+        width = answers[size] = getattr(parallel, size)
+        answers[rank] = 0 if width == 1 else getattr(parallel, rank)
+    return answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,5 +62,23 @@ class ParallelState:
     @classmethod
     def from_context(cls) -> ParallelState:
         """What the context answers now, in the scope this is called in."""
-        parallel = get_parallel()
-        return cls(**{field.name: getattr(parallel, field.name) for field in fields(cls)})
+        return cls(**_answers((*_CUTS, *_PIPELINE)))
+
+    def check_in_force(self) -> None:
+        """`RuntimeError` unless layers that were built in this placement may run in the one in force now.
+
+        Layers keep rank and width from their construction and ask for a group when they run, so in another
+        placement they would give wrong numbers or none. The pipeline may differ: its scope is around the
+        construction of a draft and not around its forwards. Groups are not compared: what a scope installs is
+        a group of this deployment at the rank that it states, and groups that were built anew are as good.
+        """
+        now = _answers(_CUTS)
+        changed = [name for name, value in now.items() if value != getattr(self, name)]
+        if changed:
+            built = ", ".join(f"{name} {getattr(self, name)}" for name in changed)
+            found = ", ".join(f"{name} {now[name]}" for name in changed)
+            raise RuntimeError(
+                f"a model that was built at {built} cannot run at {found}: its layers hold their shares of "
+                "the first. Run it in the scope in which its runner was built: a draft that owns its "
+                "attention in draft_tp_context(owns_attention=True), any other model outside such a scope"
+            )

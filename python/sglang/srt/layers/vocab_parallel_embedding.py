@@ -70,10 +70,12 @@ class ParallelLMHead(nn.Module):
         if tied_to is not None and (rank, self.width) == (tied_to.rank, tied_to.width):
             self.stored = None
             table = tied_to.weight
+            self.columns = table.shape[0] * self.width
             table.on_filled = lambda: self.method.pack_shared(self, table.data)
             return
         tensor_name = f"{name}.weight" if tied_to is None else tied_to.tensor_name
         place = Place.shard(tensor_name, (vocab_size, hidden_size), dim=0, rank=rank, size=self.width)
+        self.columns = place.share.room * self.width
         self.method.create_weights(self, (place.share.room, hidden_size), [place], dtype)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -82,4 +84,9 @@ class ParallelLMHead(nn.Module):
             logits = tensor_model_parallel_all_gather(logits, dim=-1)
         elif self.width > 1:
             logits = attention_tensor_parallel_all_gather(logits, dim=-1)
+        if logits.shape[-1] != self.columns:
+            raise RuntimeError(
+                f"the head is cut over {self.width} ranks, which have {self.columns} columns together, and "
+                f"{logits.shape[-1]} were gathered: it runs over another group than the one it was built for"
+            )
         return logits if logits.shape[-1] == self.vocab_size else logits[:, : self.vocab_size]

@@ -1,7 +1,7 @@
 """Owns one rank's model, cache and attention back end, and runs a forward over them.
 
 Built by the tensor-parallel worker. It composes and decides nothing itself; it keeps no tensor-parallel group
-(layers ask the context in the scope that runs) and does not sample.
+(layers ask the context in the scope that runs), runs in no other placement than its own, and does not sample.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.forward_context import ForwardContext
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.parallel_state_wrapper import ParallelState
 from sglang.srt.layers.attention.attention_registry import kv_layout_of, make_attention_backend
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
 from sglang.srt.layers.dp_attention import initialize_dp_attention, prepare_dp_forward
@@ -35,6 +36,8 @@ class ModelRunner:
             initialize_dp_attention(
                 hidden_size=model_config.hidden_size, dtype=self.dtype, device=self.device
             )
+        #: Where this model lives: it is built in the scope that is open here, and runs in no other.
+        self.placement = ParallelState.from_context()
         backend = published_attention_backend()
         before = available_memory_bytes()
         self.model = build_model(model_config, dtype=self.dtype, device=self.device)
@@ -61,8 +64,10 @@ class ModelRunner:
         """Plan once, run all layers, give the logits that are needed.
 
         With attention data parallelism every rank of the tensor group must come, also with
-        `ForwardBatch.idle(step, device)`, which plans no attention and gives no logits.
+        `ForwardBatch.idle(step, device)`, which plans no attention and gives no logits. `RuntimeError` in
+        another placement than the one in which the runner was built.
         """
+        self.placement.check_in_force()
         if get_parallel().attn_dp_size > 1:
             prepare_dp_forward(batch)
         if batch.forward_mode is not ForwardMode.IDLE:

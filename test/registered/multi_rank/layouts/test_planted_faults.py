@@ -18,11 +18,15 @@ from sglang.test.layout_lab import LLAMA, QWEN3, Cell, Layout, LayoutLab
 
 TP2 = Layout(tp_size=2)
 TP2_DP2 = Layout(tp_size=2, attn_dp_size=2)
+TP2_DP2_HEAD = Layout(tp_size=2, attn_dp_size=2, dp_lm_head=True)
 TP4 = Layout(tp_size=4)
 TP4_DP2 = Layout(tp_size=4, attn_dp_size=2)
 
 #: Ranks took different steps: a collective failed, or gloo ended a process that got more than it expected.
 ENDED = "CollectiveError|gloo::EnforceNotMet"
+#: The guard of the model runner, which names where the model lives and where it was run.
+BUILT_AS_TARGET = "built at tp_size 2,.* attn_dp_size 2,.* cannot run at tp_size 1,.* attn_dp_size 1"
+BUILT_AS_DRAFT = "built at tp_size 1,.* attn_dp_size 1,.* cannot run at tp_size 2,.* attn_dp_size 2"
 #: Fault, cell, and what the cell must have to say about it.
 PLANTED = [
     ("layers get the rank below", Cell(TP2, LLAMA), "logits differ"),
@@ -36,6 +40,18 @@ PLANTED = [
     ("everything on every rank", Cell(TP2, QWEN3), "tp group: {}"),
     ("one sum skipped by all", Cell(TP2, QWEN3), "logits differ"),
     ("one sum skipped by one rank", Cell(TP2, LLAMA), ENDED),
+    ("target in the draft scope", Cell(TP2_DP2, LLAMA), BUILT_AS_TARGET),
+    ("target in the draft scope", Cell(TP2_DP2_HEAD, QWEN3), BUILT_AS_TARGET),
+    ("draft outside its scope", Cell(TP2_DP2, LLAMA, draft=True), BUILT_AS_DRAFT),
+    # Without the guard: half a vocabulary, which the head refuses; the right shape and wrong numbers; and a
+    # forward that waits for what only a target is given.
+    ("target in the draft scope, unguarded", Cell(TP2_DP2, LLAMA), "the head is cut over 2 ranks"),
+    ("target in the draft scope, unguarded", Cell(TP2_DP2_HEAD, QWEN3), "logits differ by [1-9]"),
+    (
+        "draft outside its scope, unguarded",
+        Cell(TP2_DP2, LLAMA, draft=True),
+        "needs the step that they agreed",
+    ),
 ]
 #: Faults that keep something of one cell and do harm in the next.
 STALE = [

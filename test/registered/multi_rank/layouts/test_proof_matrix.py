@@ -29,6 +29,8 @@ LAYOUTS = [
 CELLS = [Cell(layout, model) for layout in LAYOUTS for model in MODELS] + [
     Cell(Layout(tp_size=3), QWEN3, with_bundle=False),
     Cell(Layout(tp_size=4, attn_dp_size=2), LLAMA, with_bundle=False),
+    Cell(Layout(tp_size=2, attn_dp_size=2), LLAMA, draft=True),
+    Cell(Layout(tp_size=4, attn_dp_size=2, dp_lm_head=True), QWEN3, draft=True),
 ]
 
 #: What must have run, spelled out: a cell that falls out of the lists above is missed here.
@@ -53,6 +55,8 @@ PROVEN = [
     "qwen3, tp 4 attn-dp 4",
     "qwen3, tp 3 attn-dp 1, live ranks",
     "llama, tp 4 attn-dp 2, live ranks",
+    "llama, tp 2 attn-dp 2, draft",
+    "qwen3, tp 4 attn-dp 2 dp-lm-head, draft",
 ]
 
 _RESULTS: dict[str, CellResult] = {}

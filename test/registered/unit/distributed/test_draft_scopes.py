@@ -4,6 +4,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -197,3 +198,48 @@ def test_a_report_names_the_runner_it_was_built_for(target: Any) -> None:
         ParallelState.trivial(pp_rank=2, pp_size=2)
     with pytest.raises(NotImplementedError, match="weight updates"):
         checker.handle("compare")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ParallelState)])
+def test_a_model_runs_where_it_was_built_and_nowhere_else(target: Any, name: str) -> None:
+    """Every width and rank that cuts a layer counts; the pipeline does not, whose scope a draft has left."""
+    built = ParallelState.from_context()
+    built.check_in_force()
+    other = replace(built, **{name: getattr(built, name) + 1})
+    if name.startswith("pp_"):
+        other.check_in_force()
+        return
+    with pytest.raises(RuntimeError) as refused:
+        other.check_in_force()
+    message = str(refused.value)
+    assert f"built at {name} {getattr(other, name)} cannot run at {name} {getattr(built, name)}:" in message
+    assert "draft_tp_context(owns_attention=True)" in message
+
+
+def test_a_runner_keeps_all_that_a_scope_may_change(target: Any) -> None:
+    """A width that a scope learns to state, and that nobody compares, would be unguarded."""
+    with draft_tp_context(owns_attention=True), draft_pp_context():
+        stated = {name for name in target._overrides if not name.endswith("_group")}
+    assert stated == {field.name for field in fields(ParallelState)}
+
+
+def test_a_draft_is_at_home_in_its_scope_with_or_without_that_of_the_pipeline(target: Any) -> None:
+    built = ParallelState.from_context()
+    with draft_tp_context(owns_attention=True), draft_pp_context():
+        draft = ParallelState.from_context()
+        with pytest.raises(RuntimeError, match=r"built at tp_size 8,.* cannot run at tp_size 2,"):
+            built.check_in_force()
+    with draft_tp_context(owns_attention=True):
+        draft.check_in_force()
+    with draft_pp_context():
+        built.check_in_force()
+    with pytest.raises(RuntimeError, match=r"built at tp_size 2,.* cannot run at tp_size 8,"):
+        draft.check_in_force()
+
+
+def test_the_rank_of_a_width_of_one_is_not_asked_for() -> None:
+    """Live ranks: of `attn_dp_rank` nobody knows without a bundle, and of one replica nobody needs to."""
+    publish(ServerArgs(model_path="dummy"), role="test")
+    with pytest.raises(RuntimeError, match="attn_dp_rank"):
+        _ = get_parallel().attn_dp_rank
+    assert ParallelState.from_context() == ParallelState()

@@ -120,10 +120,11 @@ def test_embedding_and_head_of_101_ids_over_any_width(monkeypatch, width, tied):
     assert torch.equal(sum(embedding(ids) for embedding, _ in layers), table)
 
     columns = []
-    monkeypatch.setattr(vocab, "tensor_model_parallel_all_gather", lambda t, dim: columns.append(t) or t)
     hidden = random(3, HIDDEN, seed=2)
     for _, head in layers:
-        head(hidden)
+        monkeypatch.setattr(vocab, "tensor_model_parallel_all_gather", lambda t, dim: columns.append(t) or t)
+        with pytest.raises(RuntimeError, match=f"cut over {width} ranks.* another group than"):
+            head(hidden)  # a group of one: what comes back is this rank's part, and no logit of the others
     room = -(-101 // width)
     assert {part.shape for part in columns} == {(3, room)}
     gathered = torch.cat(columns, dim=-1)

@@ -6,16 +6,16 @@ Kept because scripts and containers use it. It must not do anything that `sglang
 from __future__ import annotations
 
 import sys
-import warnings
 
 from sglang.srt.entrypoints.server_main import run_server
 from sglang.srt.server_args import prepare_server_args
 
+PROG = "python -m sglang.launch_server"
+
 
 def main() -> int:
-    message = "python -m sglang.launch_server works; `sglang serve` is the newer spelling"
-    warnings.warn(message, UserWarning, stacklevel=2)
-    return run_server(prepare_server_args(sys.argv[1:], prog="python -m sglang.launch_server"))
+    print(f"{PROG}: warning: this works; `sglang serve` is the newer spelling", file=sys.stderr)
+    return run_server(prepare_server_args(sys.argv[1:], prog=PROG))
 
 
 if __name__ == "__main__":

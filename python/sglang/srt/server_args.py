@@ -4,6 +4,8 @@ Read by resolution, publish and the doors; everything else asks the published co
 path, ask the platform or refuse a value: that is resolution's part.
 """
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +15,7 @@ from sglang.srt.arg_groups.cli import parse_command_line
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import remote_instance_transfer_engine_of
 from sglang.srt.arg_groups.public_values import short_description
-from sglang.srt.arg_groups.spellings import fields_from, stated_from
+from sglang.srt.arg_groups.spellings import deprecations, fields_from, stated_from
 from sglang.srt.arg_groups.transport import pack_configuration, unpack_configuration
 
 __all__ = [
@@ -41,11 +43,22 @@ def _from_cli_args(
 
 def _from_kwargs(cls: type[Any], /, **settings: Any) -> Any:
     """The record that keywords state: fields, aliases and inputs, as ``Engine(**settings)`` takes them."""
-    fields = fields_from(stated_from(settings, "keyword settings"))
+    stated = stated_from(settings, "keyword settings")
+    fields = fields_from(stated)
     missing = [leaf.name for leaf in LEAVES.values() if leaf.required and leaf.name not in fields]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be given")
+    for sentence in deprecations(stated):
+        warnings.warn(sentence, FutureWarning, stacklevel=_first_level_outside())
     return cls(**fields)
+
+
+def _first_level_outside() -> int:
+    """The `stacklevel` at which our caller's warning shows the line of whoever uses this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sglang":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _build_record() -> type[msgspec.Struct]:

@@ -5,6 +5,7 @@ model may also be given without a flag.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args
 
@@ -12,7 +13,7 @@ from sglang.srt.arg_groups.arg_utils import Input, Leaf, strip_optional
 from sglang.srt.arg_groups.config_file import read_config_file
 from sglang.srt.arg_groups.fields import INPUTS, LEAVES, NAMESPACES
 from sglang.srt.arg_groups.human_int import parse_human_int
-from sglang.srt.arg_groups.spellings import SPELLINGS, fields_from, nearest, parse_json
+from sglang.srt.arg_groups.spellings import SPELLINGS, deprecations, fields_from, nearest, parse_json
 
 _CONFIG_FLAG = "--config"
 
@@ -157,4 +158,6 @@ def parse_command_line(
     if missing and complete:
         hint = " (or name the model right after the command)" if positional_model else ""
         parser.error(f"{', '.join(missing)} must be given{hint}")
+    for sentence in deprecations(stated):
+        print(f"{parser.prog}: warning: {sentence}", file=sys.stderr)
     return fields

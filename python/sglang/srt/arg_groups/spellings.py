@@ -7,7 +7,6 @@ Must not decide a value that nobody stated: that is resolution.
 import difflib
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,17 +100,19 @@ def stated_from(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     return stated
 
 
-def _warn_deprecated(stated: Mapping[str, Any]) -> None:
+def deprecations(stated: Mapping[str, Any]) -> list[str]:
+    """A sentence for each stated setting that has a better spelling; the door says it in its own way."""
+    sentences: list[str] = []
     for name, value in stated.items():
         target = INPUTS.get(name) or LEAVES[name]
-        sentence = target.deprecated if isinstance(target, Input) else target.arg.deprecated
-        if sentence and value not in (False, None):
-            warnings.warn(f"{display(target)} is deprecated: {sentence}", FutureWarning, stacklevel=4)
+        cure = target.deprecated if isinstance(target, Input) else target.arg.deprecated
+        if cure and value not in (False, None):
+            sentences.append(f"{display(target)} is deprecated: {cure}")
+    return sentences
 
 
 def fields_from(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by declared name -> record fields: inputs are expanded into the fields they set."""
-    _warn_deprecated(stated)
     fields = {name: value for name, value in stated.items() if name in LEAVES}
     for name, value in stated.items():
         if name in INPUTS:

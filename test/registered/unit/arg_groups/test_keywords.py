@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +41,13 @@ def test_a_mistake_is_refused_by_name(settings, words):
 def test_the_model_must_be_given():
     with pytest.raises(ValueError, match="model_path must be given"):
         ServerArgs.from_kwargs(port=1)
+
+
+def test_a_keyword_with_a_better_spelling_shows_the_callers_line():
+    """Also through the package's own doors: a line of ours would tell nobody which of his calls is meant."""
+    door: dict[str, Any] = {"__name__": "sglang.srt.entrypoints.some_door", "ServerArgs": ServerArgs}
+    exec("def build(**settings):\n    return ServerArgs.from_kwargs(**settings)", door)
+    for build in (ServerArgs.from_kwargs, door["build"]):
+        with pytest.warns(FutureWarning, match="--attn-dp-size N") as caught:
+            build(model_path="m", tp_size=2, dp_size=2, enable_dp_attention=True)
+        assert [warning.filename for warning in caught] == [__file__]

@@ -32,6 +32,8 @@ ENDLESS = {**GREEDY, "max_new_tokens": 30_000}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HEADER = "X-Data-Parallel-Rank"
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+#: Two attention replicas share it, and cannot.
+MAX_RUNNING = 255
 REPLICAS = ["--dp-size", "2"]
 ATTENTION_REPLICAS = ["--tp-size", "2", "--attn-dp-size", "2"]
 
@@ -45,6 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def server(model: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     """Real ranks, real model; two layouts, one after the other."""
     flags = [*request.param, "--dtype", "float32", "--max-total-tokens", "40000"]
+    flags += ["--max-running-requests", str(MAX_RUNNING)]
     with running_server(model, *flags) as running:
         running.flags = request.param  # type: ignore[attr-defined]
         yield running
@@ -207,17 +210,23 @@ def test_server_info_has_an_entry_for_each_replica(server: RunningServer) -> Non
     info = server.client.get("/server_info").json()
     assert info["dp_size"] == 2
     assert info["enable_dp_attention"] == (server.flags == ATTENTION_REPLICAS)  # type: ignore[attr-defined]
-    assert len(info["internal_states"]) == 2
-    for state in info["internal_states"]:
+    states = info["internal_states"]
+    assert len(states) == 2
+    worlds = 1 if info["enable_dp_attention"] else 2
+    assert info["max_running_requests"] * worlds == sum(state["max_running_requests"] for state in states)
+    for state in states:
         assert state["num_requests_finished"] == state["num_requests_received"] > 0
-    assert info["max_total_num_tokens"] == min(s["max_total_num_tokens"] for s in info["internal_states"])
+    assert info["max_total_num_tokens"] == min(state["max_total_num_tokens"] for state in states)
 
 
 def test_the_placement_shows_every_rank_with_the_layer_of_each_name(server: RunningServer) -> None:
     placement = server.client.get("/placement").json()
-    assert placement["overrides"] == []
     ranks = placement["ranks"]
     attention = server.flags == ATTENTION_REPLICAS  # type: ignore[attr-defined]
+    # What the ranks made of the flags: attention replicas share the number of requests, and one is left over.
+    decided = [(o["world_rank"], o["source"], o["name"], o["after"]) for o in placement["overrides"]]
+    shared = [(rank, "scheduler", "max_running_requests", MAX_RUNNING - 1) for rank in (0, 1)]
+    assert decided == (shared if attention else [])
     assert [(r["dp_rank"], r["world_rank"]) for r in ranks] == [(0, 0), (1, 1 if attention else 0)]
     for rank in ranks:
         names = rank["names"]

@@ -6,10 +6,12 @@ register_cpu_ci(est_time=35, suite="server-cpu")
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 
+import httpx
 import pytest
 
 from sglang.srt.environ import child_environment
@@ -73,6 +75,16 @@ def bent_start(
     )
     assert list(run.iterdir()) == [], "a socket folder is left"
     return done
+
+
+def test_a_port_that_the_system_chose_is_shown(model: pathlib.Path) -> None:
+    """`/server_info` said 0, which nobody can connect to."""
+    with running_server(model, "--port", "0", fake=True) as server:
+        found = re.search(r"curl http://127\.0\.0\.1:(\d+)/", server.log())
+        assert found is not None, server.log()
+        port = int(found[1])
+        info = httpx.get(f"http://127.0.0.1:{port}/server_info", timeout=30).json()
+    assert info["port"] == port != 0
 
 
 @pytest.mark.parametrize(

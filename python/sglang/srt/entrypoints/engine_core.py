@@ -34,7 +34,7 @@ from sglang.srt.managers.rank_processes import RANK_MODULE, RankProcesses
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.runtime_context import get_device, get_parallel, publish
+from sglang.srt.runtime_context import get_context, get_device, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ class EngineCore:
         self.started_at = time.monotonic()
         self.manager: TokenizerManager | None = None
         self.rank_infos: list[dict[str, Any]] = []
+        #: Fields that were decided after resolution, by name: what `/server_info` shows in place of the flag.
+        self.decided: dict[str, Any] = {}
         self._cause: str | None = None
         self._on_death: Callable[[str], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,6 +116,8 @@ class EngineCore:
         if tokenizer is not None:
             report_chat(tokenizer, model_config)
         self.rank_infos = [message.info for message in ready]
+        for source, leaves in decisions_of_ranks(self.rank_infos).items():
+            self.note_decision(source, **leaves)
         leaders = self._leaders
         if self._address is not None:
             # Each world's first rank knows where its leaders listen.
@@ -131,6 +135,11 @@ class EngineCore:
         if self._cause:
             self._declare_dead(self._cause)
         return self.manager
+
+    def note_decision(self, source: str, **leaves: Any) -> None:
+        """Publish what the running engine made of these fields, in the name of who decided."""
+        get_context().override(source, **leaves)
+        self.decided |= leaves
 
     async def self_test(self) -> None:
         """Stream a few tokens from every replica, the way a request does; whatever is wrong raises here."""
@@ -245,6 +254,19 @@ def _self_test_prompt(manager: TokenizerManager) -> list[int]:
         return (manager.tokenizer.encode(_SELF_TEST_TEXT) if manager.tokenizer is not None else None) or [0]
     except ValueError:
         return [0]
+
+
+def decisions_of_ranks(infos: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Source -> the fields that ranks replaced after publish. Where ranks differ the smallest value counts,
+    as for the limits: a request may land on any of them.
+    """
+    decided: dict[str, dict[str, Any]] = {}
+    for info in infos:
+        last = {(entry["source"], entry["name"]): entry["after"] for entry in info.get("overrides", ())}
+        for (source, name), value in last.items():
+            leaves = decided.setdefault(source, {})
+            leaves[name] = min(leaves[name], value) if name in leaves else value
+    return decided
 
 
 def _self_test_tokens(manager: TokenizerManager) -> int:

@@ -18,7 +18,7 @@ from sglang.srt.distributed.meeting_place import Meeting, address_towards, brack
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.platforms import available_memory_bytes
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.runtime_context.widths import (
     derive_attention_ranks,
     derive_stage_ranks,
@@ -50,7 +50,7 @@ class Machine:
 def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = None) -> list[RankConfig]:
     """The ranks of this machine, replica by replica, in world order."""
     machine = machine or Machine.of_flags(folder)
-    parallel = get_parallel()
+    parallel, device = get_parallel(), get_device()
     world_size = parallel.tp_size * parallel.pp_size
     replicas = worlds_of(parallel)
     here = ranks_of_node(world_size, parallel.nnodes, machine.node_rank)
@@ -73,6 +73,9 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
                     ranks_on_host=replicas * len(here),
                     rendezvous=machine.meeting or place_to_meet(folder, replica),
                     dp_rank=replica if replicas > 1 else None,
+                    gpu_id=gpu_of_rank(
+                        device.device, local_rank, first=device.base_gpu_id, step=device.gpu_id_step
+                    ),
                     folder=str(folder.path),
                     listen=listen if leads else None,
                     server=(machine.server or folder.server_address) if tells_server else None,
@@ -81,6 +84,16 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
                 )
             )
     return configs
+
+
+def gpu_of_rank(device: str | None, local_rank: int, *, first: int, step: int) -> int | None:
+    """The GPU of the rank that is `local_rank` among all ranks of this machine; None where ranks run on the
+    CPU.
+
+    >>> [gpu_of_rank("cuda", local_rank, first=2, step=2) for local_rank in range(3)]
+    [2, 4, 6]
+    """
+    return None if device in (None, "cpu") else first + step * local_rank
 
 
 def _leads(world_rank: int) -> bool:

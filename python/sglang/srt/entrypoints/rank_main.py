@@ -20,7 +20,8 @@ from sglang.srt.entrypoints.rank_life import RankLife, leave
 from sglang.srt.managers.ipc import RankChannel
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.messages import io_struct
-from sglang.srt.runtime_context import SpawnRanks, get_observability, get_parallel, publish
+from sglang.srt.runtime_context import SpawnRanks, get_context, get_observability, get_parallel, publish
+from sglang.srt.runtime_context.placement import override_log_of
 from sglang.srt.runtime_context.widths import worlds_of
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.cpu_binding import cores_of_rank
@@ -110,9 +111,11 @@ def report_failure(life: RankLife, config: RankConfig, error: Exception) -> None
 
 def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Scheduler, dict[str, Any]]:
     """The model of this rank and its loop; the second value is what the server must know."""
+    from sglang.srt.layers.moe.utils import initialize_moe_config
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.tp_worker import TpModelWorker
 
+    initialize_moe_config()  # before any layer asks which expert back ends are active
     model_config = published_model_config()
     tokenizer = published_tokenizer(model_config)
     worker = TpModelWorker(model_config, num_ids=None if tokenizer is None else tokenizer.num_ids)
@@ -122,6 +125,7 @@ def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Sc
         "context_len": worker.context_len,
         "vocab_size": worker.vocab_size,
         "page_size": worker.page_size,
+        "overrides": override_log_of(get_context()),
     }
 
 

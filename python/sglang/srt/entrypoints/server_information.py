@@ -62,17 +62,23 @@ def tokenizer_information(tokenizer: Tokenizer, model_config: ModelConfig) -> di
 
 
 async def server_information(core: EngineCore, manager: TokenizerManager, record: Any) -> dict[str, Any]:
-    """The answer of `/server_info`: resolved values, and what the running engine says of itself."""
+    """The answer of `/server_info`: resolved values, those that were decided later in place of what the flag
+    said, and what the running engine says of itself.
+    """
     limits = manager.limits
-    return public_values(record) | {
-        "version": __version__,
-        "launch_command": launch_command(sys.argv, record),
-        "uptime": time.monotonic() - core.started_at,
-        "startup_time": manager.rank_info.get("startup_time"),
-        "max_total_num_tokens": limits.pool_tokens,
-        "max_req_input_len": min(limits.context_len, limits.pool_tokens) - 1,
-        "internal_states": await manager.get_internal_state(),
-    }
+    return (
+        public_values(record)
+        | core.decided
+        | {
+            "version": __version__,
+            "launch_command": launch_command(sys.argv, record),
+            "uptime": time.monotonic() - core.started_at,
+            "startup_time": manager.rank_info.get("startup_time"),
+            "max_total_num_tokens": limits.pool_tokens,
+            "max_req_input_len": min(limits.context_len, limits.pool_tokens) - 1,
+            "internal_states": await manager.get_internal_state(),
+        }
+    )
 
 
 def launch_command(argv: Sequence[str], record: Any) -> str:

@@ -121,6 +121,8 @@ class ServerLife:
 
         serving = get_serving()
         address = self._sock.getsockname()
+        if serving.port != address[1]:  # --port 0: the system has chosen one
+            self._core.note_decision("listen_socket", port=address[1])
         policy = AccessPolicy(
             host=serving.host,
             port=address[1],

@@ -21,9 +21,9 @@ class RankConfig(msgspec.Struct, kw_only=True):
     beside it.
 
     `world_rank` and `world_size` count one replica's world, `local_rank` and `ranks_on_host` the ranks of all
-    worlds on this machine. `rendezvous` is where a world meets: `file:PATH` (one machine) or
-    `tcp://HOST:PORT`. `listen` and `server` are socket addresses of the leader of an attention-TP group; its
-    peers have None and get everything from it.
+    worlds on this machine. `gpu_id` is the device of this rank, None on the CPU. `rendezvous` is where a
+    world meets: `file:PATH` (one machine) or `tcp://HOST:PORT`. `listen` and `server` are socket addresses of
+    the leader of an attention-TP group; its peers have None and get everything from it.
     """
 
     configuration: bytes

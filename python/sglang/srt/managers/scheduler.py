@@ -41,7 +41,7 @@ from sglang.srt.messages.io_struct import (
     TokenizedGenerateReqInput,
 )
 from sglang.srt.platforms import available_memory_bytes
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import assert_role, get_parallel
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ class Scheduler:
     def __init__(
         self, worker: Worker, *, tokenizer: Any, channel: Channel | None, heartbeat: Any = None
     ) -> None:
+        assert_role("scheduler")
         limits = SchedulerLimits.from_published(worker)
+        limits.make_known()
         self.worker = worker
         self.channel = channel
         self.group = group = GroupChannel(channel)

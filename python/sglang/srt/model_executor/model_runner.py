@@ -22,13 +22,14 @@ from sglang.srt.model_executor.model_runner_components.attention_backend_setup i
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import make_kv_pools
 from sglang.srt.model_executor.model_runner_components.load_model import build_model, published_dtype
 from sglang.srt.platforms import available_memory_bytes
-from sglang.srt.runtime_context import get_device, get_parallel
+from sglang.srt.runtime_context import assert_role, get_device, get_parallel
 
 
 class ModelRunner:
     """A loaded model with its pools; `forward` takes a batch and gives logits."""
 
     def __init__(self, model_config: ModelConfig, *, num_ids: int | None = None) -> None:
+        assert_role("scheduler")
         self.model_config = model_config
         self.device = torch.device(get_device().device or "cpu")
         self.dtype = published_dtype()

@@ -42,7 +42,13 @@ from sglang.srt.runtime_context.predicates import (
     remote_instance_transfer_engine_enabled,
 )
 from sglang.srt.runtime_context.publication import OverrideEntry, SpawnRanks
-from sglang.srt.runtime_context.publish import assert_published, publish, publish_role, reset_context
+from sglang.srt.runtime_context.publish import (
+    assert_published,
+    assert_role,
+    publish,
+    publish_role,
+    reset_context,
+)
 from sglang.srt.runtime_context.resources import Resources
 from sglang.srt.runtime_context.widths import derive_parallel_widths
 
@@ -62,6 +68,7 @@ __all__ = [
     "_parallel_fields",
     "_validate_parallel",
     "assert_published",
+    "assert_role",
     "attention_backends",
     "derive_parallel_widths",
     "get_context",

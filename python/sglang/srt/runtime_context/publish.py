@@ -11,7 +11,15 @@ from typing import Any
 from sglang.srt.runtime_context.context import get_context
 from sglang.srt.runtime_context.publication import SpawnRanks
 
-__all__ = ["ROLES", "SpawnRanks", "assert_published", "publish", "publish_role", "reset_context"]
+__all__ = [
+    "ROLES",
+    "SpawnRanks",
+    "assert_published",
+    "assert_role",
+    "publish",
+    "publish_role",
+    "reset_context",
+]
 
 #: Kinds of process. A role is remembered and asserted; it does not restrict what may be read.
 ROLES = frozenset({"scheduler", "tokenizer", "detokenizer", "controller", "engine", "test"})
@@ -47,6 +55,15 @@ def assert_published(server_args: Any, *, role: str) -> None:
         )
     if publication.role != role:
         raise RuntimeError(f"the record is published under role {publication.role!r}, not {role!r}; {cure}")
+
+
+def assert_role(role: str) -> None:
+    """The same for a constructor that reads the context and is handed no record: fail loud unless something
+    is in force as ``role``. A test process plays every role.
+    """
+    publication = get_context().publication
+    if publication is None or publication.role != "test":
+        assert_published(None if publication is None else publication.record, role=role)
 
 
 def reset_context() -> None:

@@ -17,7 +17,7 @@ from sglang.srt.arg_groups.pipeline import resolve
 from sglang.srt.arg_groups.public_values import common_values
 from sglang.srt.distributed.meeting_place import address_towards
 from sglang.srt.entrypoints import rank_layout
-from sglang.srt.entrypoints.engine_core import smallest_limits
+from sglang.srt.entrypoints.engine_core import decisions_of_ranks, smallest_limits
 from sglang.srt.entrypoints.rank_layout import (
     Machine,
     hold_port,
@@ -123,6 +123,30 @@ def test_the_older_spelling_is_the_same_layout_and_says_so(folder: SocketFolder)
         older = configs(folder, tp_size=4, dp_size=2, enable_dp_attention=True)
     newer = configs(folder, tp_size=4, attn_dp_size=2)
     assert [config.listen for config in older] == [config.listen for config in newer]
+
+
+def test_each_rank_of_a_machine_has_a_gpu_of_its_own(folder: SocketFolder) -> None:
+    """Counted over all replicas on the machine; a number left out would put every rank on the first GPU."""
+    layout = {"tp_size": 2, "dp_size": 2}
+    on_gpus = configs(folder, device="cuda", base_gpu_id=1, gpu_id_step=2, **layout)
+    assert [config.gpu_id for config in on_gpus] == [1, 3, 5, 7]
+    second = TWO_NODES | {"node_rank": 1, "device": "cuda"}
+    assert [config.gpu_id for config in configs(folder, **second)] == [0, 1], "each machine counts its own"
+    assert [config.gpu_id for config in configs(folder, device="cpu", **layout)] == [None] * 4
+
+
+def test_what_a_rank_made_of_the_flags_reaches_the_server() -> None:
+    """Replicas may find different room; a request may land on any, so the smallest counts."""
+
+    def info(*overrides: tuple[str, str, Any]) -> dict[str, Any]:
+        return {"overrides": [{"source": s, "name": n, "after": a} for s, n, a in overrides]}
+
+    roomy = info(("scheduler", "max_total_tokens", 900), ("prefill_delayer", "enable_prefill_delayer", False))
+    tight = info(("scheduler", "max_total_tokens", 4), ("scheduler", "max_total_tokens", 700))
+    assert decisions_of_ranks([roomy, tight, {}]) == {
+        "scheduler": {"max_total_tokens": 700},
+        "prefill_delayer": {"enable_prefill_delayer": False},
+    }
 
 
 @pytest.mark.parametrize(

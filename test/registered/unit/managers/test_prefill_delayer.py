@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer, Vote
-from sglang.srt.runtime_context import get_parallel, reset_context
+from sglang.srt.runtime_context import get_context, get_parallel, get_schedule, reset_context
 from sglang.test.fake_group import FakeGroup, Row
 from sglang.test.mock_model import create_scheduler, expected_output, make_request, run
 from sglang.test.test_utils import published_topology
@@ -81,6 +81,8 @@ def test_without_attention_data_parallelism_it_is_accepted_and_said_once(
     assert [
         r.getMessage() for r in caplog.records if "enable_prefill_delayer has no effect" in r.getMessage()
     ]
+    assert get_schedule().enable_prefill_delayer is False
+    assert "prefill_delayer" in [entry.source for entry in get_context().overrides_log()]
     assert run(scheduler, make_request("a", [1, 2, 3], 4))["a"].ids == expected_output([1, 2, 3], 4)
     caplog.clear()
     create_scheduler()

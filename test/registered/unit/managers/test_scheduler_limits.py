@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.test.mock_model import expected_output, make_request, run
+from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
+from sglang.srt.runtime_context import SpawnRanks, get_context, get_schedule, publish
+from sglang.srt.server_args import ServerArgs
+from sglang.test.mock_model import FakeWorker, expected_output, make_request, run
 
 New = Callable[..., Scheduler]
 SMALL = [1, 2, 3]
@@ -142,3 +145,38 @@ def test_a_token_outside_the_vocabulary_fails_its_request_alone(new_scheduler: N
 def test_an_unresolved_chunk_size_is_an_error_with_the_cure(new_scheduler: New) -> None:
     with pytest.raises(RuntimeError, match=r"chunked_prefill_size.*resolve"):
         new_scheduler(chunked_prefill_size=None)
+
+
+def decided() -> dict[str, Any]:
+    """What was replaced after publish, by name; each by the scheduler."""
+    log = get_context().overrides_log()
+    assert {entry.source for entry in log} <= {"scheduler"}
+    return {entry.name: entry.after for entry in log}
+
+
+def test_what_the_pool_made_of_the_flags_is_published_and_logged(new_scheduler: New) -> None:
+    """Otherwise the flag says one number, the scheduler holds to another, and /placement shows neither."""
+    new_scheduler(pool_tokens=256, max_requests=8, max_running_requests=20, max_total_tokens=4096)
+    assert decided() == {"max_total_tokens": 256, "max_running_requests": 8}
+    schedule = get_schedule()
+    assert (schedule.max_total_tokens, schedule.max_running_requests) == (256, 8)
+
+
+def test_flags_that_came_out_as_said_are_no_decision(new_scheduler: New) -> None:
+    new_scheduler(pool_tokens=256, max_requests=8, max_running_requests=8, max_total_tokens=256)
+    assert decided() == {}
+
+
+def test_the_published_limit_counts_the_requests_of_all_replicas() -> None:
+    """Nine requests over two replicas are four each; read again, eight are four each as well."""
+    record = ServerArgs(
+        model_path="dummy", tp_size=2, dp_size=2, enable_dp_attention=True, max_running_requests=9,
+        chunked_prefill_size=512, page_size=1,
+    )  # fmt: skip
+    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=1))
+    worker = FakeWorker(pool_tokens=256, page_size=1, max_requests=64, context_len=64)
+    for _ in range(2):
+        limits = SchedulerLimits.from_published(worker)
+        limits.make_known()
+        assert limits.max_running_requests == 4 and get_schedule().max_running_requests == 8
+    assert decided() == {"max_total_tokens": 256, "max_running_requests": 8}

@@ -11,6 +11,7 @@ import torch
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVLayout, KVPool
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
+from sglang.srt.runtime_context import assert_role
 
 ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {"torch_native": TorchNativeBackend}
 
@@ -36,4 +37,5 @@ def kv_layout_of(name: str | None) -> KVLayout:
 
 def make_attention_backend(name: str | None, pool: KVPool, req_to_token: torch.Tensor) -> AttentionBackend:
     """A back end over one pool and the table of slots."""
+    assert_role("scheduler")
     return _known(name)(pool, req_to_token)

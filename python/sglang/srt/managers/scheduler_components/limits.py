@@ -11,7 +11,14 @@ from typing import Any
 
 from sglang.srt.environ import envs
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import requests_of_one_replica
-from sglang.srt.runtime_context import get_memory, get_observability, get_schedule, get_serving
+from sglang.srt.runtime_context import (
+    get_context,
+    get_memory,
+    get_observability,
+    get_parallel,
+    get_schedule,
+    get_serving,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,19 @@ class SchedulerLimits:
             waiting_timeout_s=envs.SGLANG_REQ_WAITING_TIMEOUT.get(),
             running_timeout_s=envs.SGLANG_REQ_RUNNING_TIMEOUT.get(),
         )
+
+    def make_known(self) -> None:
+        """Publish what the pool made of the flags, so that every reader, `/server_info` and the log of
+        `/placement` name the numbers in force. `max_running_requests` counts all attention-DP replicas.
+        """
+        schedule = get_schedule()
+        found = {
+            "max_total_tokens": self.pool_size,
+            "max_running_requests": self.max_running_requests * get_parallel().attn_dp_size,
+        }
+        changed = {name: value for name, value in found.items() if getattr(schedule, name) != value}
+        if changed:
+            get_context().override("scheduler", **changed)
 
     def settings(self) -> dict[str, Any]:
         """Every number by name, for ranks that must decide alike."""

@@ -10,7 +10,7 @@ import logging
 from typing import NamedTuple
 
 from sglang.srt.managers.scheduler_components.dp_attn import gather_from_replicas
-from sglang.srt.runtime_context import get_parallel, get_schedule
+from sglang.srt.runtime_context import get_context, get_parallel, get_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class PrefillDelayer:
                 logger.warning(
                     "enable_prefill_delayer has no effect without attention data parallelism (--attn-dp-size)"
                 )
+            get_context().override("prefill_delayer", enable_prefill_delayer=False)
             return None
         return cls(
             max_passes=schedule.prefill_delayer_max_delay_passes,

@@ -149,10 +149,18 @@ def test_an_answer_that_begins_with_a_word_keeps_the_space_before_it(tokenizer_o
     assert answer_to_hello(tokenizer_of(kind)) == [" world", " world again"]
 
 
-def answer_to_hello(tokenizer: Tokenizer) -> list[str]:
+def answer_to_hello(tokenizer: Tokenizer, *more: int) -> list[str]:
+    """The texts that a stream of ` world again` shows behind `Hello` and `more` tokens."""
     prompt = tokenizer.encode("Hello")
     output = [[token_id] for token_id in tokenizer.encode("Hello world again")[len(prompt) :]]
-    return streamed(IncrementalDetokenizer(tokenizer, prompt), output)
+    return streamed(IncrementalDetokenizer(tokenizer, [*prompt, *more]), output)
+
+
+@pytest.mark.parametrize("kind", WITH_CONTEXT)
+def test_a_crowd_of_hidden_tokens_does_not_hide_the_text_before_it(tokenizer_of: Any, kind: str) -> None:
+    """A look at the last few tokens only would find nothing, and take the answer for the begin of a text."""
+    for count in (1, 7, 8, 9, 200):
+        assert answer_to_hello(tokenizer_of(kind), *[IM_END] * count) == [" world", " world again"]
 
 
 @pytest.mark.parametrize("kind", WITH_CONTEXT)

@@ -37,10 +37,12 @@ def _parse_text(text: str) -> str:
 class EnvVar(Generic[T]):
     """One variable: its name is the attribute it is bound to on ``Envs``."""
 
-    def __init__(self, parse: Callable[[str], T], default: T, doc: str) -> None:
+    def __init__(self, parse: Callable[[str], T], default: T, doc: str, *, foreign: bool = False) -> None:
         self._parse = parse
         self.default = default
         self.doc = doc
+        #: Another library reads it as well and knows more spellings than we do.
+        self.foreign = foreign
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -88,16 +90,36 @@ def _bool(default: bool, doc: str) -> EnvVar[bool]:
     return EnvVar(_parse_bool, default, doc)
 
 
-def _int(default: int, doc: str) -> EnvVar[int]:
-    return EnvVar(int, default, doc)
+def _parse_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("use a whole number") from None
 
 
-def _opt_int(doc: str) -> EnvVar[int | None]:
-    return EnvVar[int | None](int, None, doc)
+def _parse_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("use a number") from None
+
+
+def _int(default: int, doc: str, *, at_least: int | None = None) -> EnvVar[int]:
+    def parse(text: str) -> int:
+        number = _parse_int(text)
+        if at_least is not None and number < at_least:
+            raise ValueError(f"it must be at least {at_least}")
+        return number
+
+    return EnvVar(parse, default, doc)
+
+
+def _opt_int(doc: str, *, foreign: bool = False) -> EnvVar[int | None]:
+    return EnvVar[int | None](_parse_int, None, doc, foreign=foreign)
 
 
 def _float(default: float, doc: str) -> EnvVar[float]:
-    return EnvVar(float, default, doc)
+    return EnvVar(_parse_float, default, doc)
 
 
 def _str(doc: str) -> EnvVar[str | None]:
@@ -108,10 +130,14 @@ class Envs:
     """The whole list. Units are in the doc line; a variable absent here is never read."""
 
     # Health and life-cycle
-    SGLANG_HEALTH_CHECK_TIMEOUT = _int(20, "seconds a health probe may wait before it answers 503")
+    SGLANG_HEALTH_CHECK_TIMEOUT = _int(
+        20, "seconds a health probe may wait before it answers 503", at_least=1
+    )
     SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION = _bool(True, "/health_generate really generates one token")
     SGLANG_WARMUP_TIMEOUT = _int(-1, "seconds the start-up self-test may take; -1 means 600")
-    SGLANG_TIMEOUT_KEEP_ALIVE = _int(5, "seconds an idle HTTP connection is kept")
+    SGLANG_TIMEOUT_KEEP_ALIVE = _int(
+        75, "seconds an idle HTTP connection is kept; longer than a proxy or client keeps its own", at_least=1
+    )
     SGLANG_FORCE_SHUTDOWN = _bool(False, "end at once on SIGTERM instead of draining")
     SGLANG_RUNTIME_DIR = _str("folder for sockets of running servers; default is under the temporary folder")
 
@@ -120,8 +146,10 @@ class Envs:
     SGLANG_REQ_RUNNING_TIMEOUT = _float(-1.0, "seconds a request may run before 503; negative: no limit")
     SGLANG_REQUEST_STATE_WAIT_TIMEOUT = _float(1.0, "seconds between looks whether a client has hung up")
     SGLANG_MAX_NEW_TOKENS_LIMIT = _opt_int("ceiling on max_new_tokens of any request")
-    SGLANG_FORCE_STREAM_INTERVAL = _int(50, "tokens between internal pushes of requests that do not stream")
-    SGLANG_DETOKENIZER_MAX_STATES = _int(65536, "detokenizer states kept at once")
+    SGLANG_FORCE_STREAM_INTERVAL = _int(
+        50, "tokens between internal pushes of requests that do not stream", at_least=1
+    )
+    SGLANG_DETOKENIZER_MAX_STATES = _int(65536, "detokenizer states kept at once", at_least=1)
 
     # Scheduling estimates
     SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION = _int(4096, "tokens; cap of one request's share in admission")
@@ -136,10 +164,10 @@ class Envs:
     # CPU
     SGLANG_USE_CPU_ENGINE = _bool(False, "choose the CPU engine even when a GPU is present")
     SGLANG_CPU_OMP_THREADS_BIND = _str("core lists such as 0-15|16-31, one per tensor rank")
-    OMP_NUM_THREADS = _opt_int("OpenMP threads of this process")
+    OMP_NUM_THREADS = _opt_int("OpenMP threads of this process", foreign=True)
     OMP_WAIT_POLICY = _str("PASSIVE keeps waiting OpenMP threads from spinning")
     GOMP_SPINCOUNT = _opt_int(
-        "looks an OpenMP thread takes before it sleeps; a rank of several threads: 10000"
+        "looks an OpenMP thread takes before it sleeps; a rank of several threads: 10000", foreign=True
     )
 
     # Cluster
@@ -158,6 +186,20 @@ class Envs:
     def declared(cls) -> dict[str, "EnvVar[object]"]:
         """Every variable by name, in declaration order (docs and tests walk this)."""
         return {name: value for name, value in vars(cls).items() if isinstance(value, EnvVar)}
+
+    def check(self) -> None:
+        """`ValueError` for every value that is not understood: a wrong one would otherwise fail where it is
+        first needed, which may be the end of a server.
+        """
+        sentences = []
+        for variable in self.declared().values():
+            try:
+                if not variable.foreign:
+                    variable.get()
+            except ValueError as error:
+                sentences.append(str(error))
+        if sentences:
+            raise ValueError("\n".join(sentences))
 
 
 envs = Envs()

@@ -25,6 +25,7 @@ from sglang.srt.entrypoints.rank_layout import (
     layout_line,
     rank_configs,
     refuse_taken_ports,
+    refuse_unknown_interface,
 )
 from sglang.srt.entrypoints.ray_machines import RayMachines, connect_to_ray
 from sglang.srt.environ import envs
@@ -49,8 +50,11 @@ LIMITS = ("max_total_num_tokens", "context_len", "vocab_size")
 
 def resolve_at_the_door(record: ServerArgs) -> None:
     """Decide every open field and refuse what is not served, before anything is started (`ValueError`)."""
+    envs.check()
     resolve(record)
     refuse_unserved(record)
+    if not record.use_ray:  # ranks elsewhere have interfaces of their own
+        refuse_unknown_interface()
 
 
 class EngineCore:

@@ -15,6 +15,7 @@ from sglang.srt.arg_groups.parallel_hook import split_address
 from sglang.srt.arg_groups.transport import pack_configuration
 from sglang.srt.constants import RANK_MIN_BYTES
 from sglang.srt.distributed.meeting_place import Meeting, address_towards, bracketed, listen_at, look_up
+from sglang.srt.environ import envs
 from sglang.srt.managers.ipc import SocketFolder
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.platforms import available_memory_bytes
@@ -153,6 +154,17 @@ def refuse_taken_ports() -> None:
             os.close(listen_at(Meeting(host=host, port=first + replica)))
         except OSError as error:
             raise ValueError(_refusal(replica, error)) from error
+
+
+def refuse_unknown_interface() -> None:
+    """`ValueError` when `GLOO_SOCKET_IFNAME` names what this machine does not have; gloo would only fail."""
+    known = [name for _, name in socket.if_nameindex()]
+    for name in (envs.GLOO_SOCKET_IFNAME.get() or "").split(","):
+        if name and name not in known:
+            raise ValueError(
+                f"GLOO_SOCKET_IFNAME={name}: this machine has no such network interface; it has "
+                f"{', '.join(known)}; without the variable one is chosen"
+            )
 
 
 def hold_port(host: str | None = None) -> tuple[socket.socket, str]:

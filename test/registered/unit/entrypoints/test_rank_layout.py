@@ -24,6 +24,7 @@ from sglang.srt.entrypoints.rank_layout import (
     layout_line,
     rank_configs,
     refuse_taken_ports,
+    refuse_unknown_interface,
 )
 from sglang.srt.entrypoints.ray_machines import connect_to_ray
 from sglang.srt.environ import envs
@@ -297,3 +298,15 @@ def test_the_smallest_rank_bounds_a_request() -> None:
         "vocab_size": 5,
         "startup_time": 2.0,
     }
+
+
+def test_an_interface_that_this_machine_lacks_is_refused_with_those_it_has() -> None:
+    """gloo said `ifa != nullptr`, and the cause named was a lost peer."""
+    for fine in ("lo", "lo,lo", ""):
+        with envs.GLOO_SOCKET_IFNAME.override(fine):
+            refuse_unknown_interface()
+    with (
+        envs.GLOO_SOCKET_IFNAME.override("lo,nope0"),
+        pytest.raises(ValueError, match=r"^GLOO_SOCKET_IFNAME=nope0: .* it has (.*, )?lo"),
+    ):
+        refuse_unknown_interface()

@@ -6,6 +6,7 @@ register_cpu_ci(est_time=3, suite="unit-cpu")
 
 import asyncio
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from starlette.datastructures import Headers
 import sglang
 from sglang import cli
 from sglang.srt.entrypoints.generate_fields import dp_rank_of_header, parse_generate
-from sglang.srt.entrypoints.listen_socket import listen
+from sglang.srt.entrypoints.listen_socket import listen, url_of
 from sglang.srt.entrypoints.server_information import launch_command
 from sglang.srt.entrypoints.sse import DONE, EventStream, event, first_then
 from sglang.srt.entrypoints.unknown_fields import MAX_NAMES, UnknownFields
@@ -228,8 +229,43 @@ def test_a_port_is_taken_from_the_moment_it_is_listened_on() -> None:
         port = first.getsockname()[1]
         with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port}"):
             listen("127.0.0.1", port)
-    with pytest.raises(ValueError, match="cannot listen"):
-        listen("256.1.1.1", 0)
+
+
+def test_a_host_that_is_none_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cure was another port, whatever was wrong."""
+    with pytest.raises(ValueError, match=r"^--host 'a{99}' is neither an address nor a name"):
+        listen("a" * 99, 0)
+
+    def unknown(*args: Any, **kwargs: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ValueError, match=r"^--host 'nowhere' is neither .* \(Name or service not known\)"):
+        listen("nowhere", 0)
+
+
+def test_an_address_of_another_machine_is_refused_with_the_cure() -> None:
+    with pytest.raises(ValueError, match=r"^cannot listen on 192.0.2.1:0 .*; --host must be an address of"):
+        listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize(
+    "host, url",
+    [
+        ("127.0.0.1", "http://127.0.0.1:5"),
+        ("localhost", "http://localhost:5"),
+        ("0.0.0.0", "http://127.0.0.1:5"),
+        ("", "http://127.0.0.1:5"),
+        ("::1", "http://[::1]:5"),
+        ("[::1]", "http://[::1]:5"),
+        ("::", "http://[::1]:5"),
+        ("0:0:0:0:0:0:0:0", "http://[::1]:5"),
+        ("fe80::1%eth0", "http://[fe80::1%25eth0]:5"),
+    ],
+)
+def test_a_url_names_a_place_that_a_client_can_reach(host: str, url: str) -> None:
+    assert url_of(host, 5) == url
+    assert url_of(host, 5, tls=True) == url.replace("http:", "https:")
 
 
 def test_the_command_line_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from sglang.srt.managers.ipc import remove_socket_folder
 from sglang.srt.managers.rank_config import RankConfig, read_frame, write_frame
 from sglang.srt.messages import io_struct
+from sglang.srt.utils.os_errors import with_cure
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +61,15 @@ class RankLife:
         ).start()
         return life, config
 
-    def tell_failure(self, world_rank: int, error: BaseException, *, secondary: bool = False) -> None:
+    def tell_failure(
+        self, world_rank: int, error: BaseException, *, secondary: bool = False, plain: bool = False
+    ) -> None:
         """Last words: the cause, with its traceback for the server's log.
 
-        `secondary` says that a peer failed first.
+        `secondary` says that a peer failed first, `plain` that the cause says all.
         """
-        trace = "".join(traceback.format_exception(error))
-        message = f"{type(error).__name__}: {error}"
+        trace = "" if plain else "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {with_cure(error)}"
         self.say(
             io_struct.RankFailed(world_rank=world_rank, message=message, traceback=trace, secondary=secondary)
         )

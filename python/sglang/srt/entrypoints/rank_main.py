@@ -7,7 +7,6 @@ not resolve anything again and must not outlive its parent.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,10 @@ from sglang.srt.runtime_context import SpawnRanks, get_context, get_observabilit
 from sglang.srt.runtime_context.placement import override_log_of
 from sglang.srt.runtime_context.widths import worlds_of
 from sglang.srt.server_args import ServerArgs
-from sglang.srt.utils.cpu_binding import cores_of_rank
+from sglang.srt.utils.cpu_binding import bind_to, cores_of_rank
 from sglang.srt.utils.heartbeat import Heartbeat
 from sglang.srt.utils.log_format import configure_logging, rank_suffix
+from sglang.srt.utils.os_errors import cure_of
 from sglang.srt.utils.process_title import set_process_title
 
 if TYPE_CHECKING:
@@ -48,17 +48,19 @@ def main(argv: list[str]) -> int:
     ranks = _rank_suffix()
     configure_logging(get_observability().log_level, ranks=ranks)
     set_process_title("_".join(["sglang::scheduler", *ranks.split()]))
+    starting = True
     try:
         cores = cores_of_rank(config.local_rank, config.ranks_on_host)
         if cores is not None:
-            os.sched_setaffinity(0, cores)
+            bind_to(cores)
         channel, leaders = join(config, record)
         scheduler, info = build_scheduler(config, channel)
         info |= {"startup_time": time.monotonic() - started, "leaders": leaders}
         life.say(io_struct.RankReady(world_rank=config.world_rank, info=info))
+        starting = False
         scheduler.run_event_loop()
     except Exception as error:  # noqa: BLE001 - told to the parent, which logs it
-        report_failure(life, config, error)
+        report_failure(life, config, error, starting=starting)
         return 1
     if channel is not None:
         channel.close()
@@ -98,15 +100,21 @@ def join(config: RankConfig, record: ServerArgs) -> tuple[RankChannel | None, li
     return channel, [address for address in listening if address is not None]
 
 
-def report_failure(life: RankLife, config: RankConfig, error: Exception) -> None:
-    """Log it and tell the parent; a failed collective is another rank's failure until proven otherwise."""
+def report_failure(life: RankLife, config: RankConfig, error: Exception, *, starting: bool) -> None:
+    """Log it and tell the parent; a failed collective is another rank's failure until proven otherwise.
+
+    A start that the operator can mend is told by its sentence alone.
+    """
     from sglang.srt.distributed.errors import CollectiveError
 
     secondary = isinstance(error, CollectiveError)
-    if not secondary:
+    plain = starting and (type(error) is ValueError or cure_of(error) is not None)
+    if plain:
+        logger.debug("the start failed here", exc_info=True)
+    elif not secondary:
         # The traceback of a lost peer would only point at a socket, and bury the reason in the log.
         logger.exception("Scheduler hit an exception:")
-    life.tell_failure(config.world_rank, error, secondary=secondary)
+    life.tell_failure(config.world_rank, error, secondary=secondary, plain=plain)
 
 
 def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Scheduler, dict[str, Any]]:

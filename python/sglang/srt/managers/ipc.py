@@ -45,7 +45,13 @@ class SocketFolder:
         root = _root()
         sweep_dead_folders(root)
         self.path = root / f"{_PREFIX}{os.getpid()}-{next(_folder_numbers)}-{os.urandom(3).hex()}"
-        self.path.mkdir(mode=0o700)
+        try:
+            self.path.mkdir(mode=0o700)
+        except OSError as error:
+            raise ValueError(
+                f"no folder for sockets can be made in {root} ({error.strerror}); set SGLANG_RUNTIME_DIR to "
+                "a folder that this user may write to"
+            ) from error
         self._lock_fd: int | None = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
 
@@ -86,9 +92,17 @@ def sweep_dead_folders(root: pathlib.Path | None = None) -> list[pathlib.Path]:
 
 
 def _root() -> pathlib.Path:
-    root = pathlib.Path(envs.SGLANG_RUNTIME_DIR.get() or tempfile.gettempdir())
+    stated = envs.SGLANG_RUNTIME_DIR.get()
+    try:
+        # Absolute: ranks may work in another folder.
+        root = pathlib.Path(stated or tempfile.gettempdir()).absolute()
+    except OSError as error:
+        raise ValueError(
+            f"there is no folder for sockets ({error.strerror}); set SGLANG_RUNTIME_DIR to a folder that "
+            "this user may write to"
+        ) from error
     if not root.is_dir():
-        raise ValueError(f"SGLANG_RUNTIME_DIR={root}: is not a folder; create it or leave the variable out")
+        raise ValueError(f"SGLANG_RUNTIME_DIR={stated}: is not a folder; create it or leave the variable out")
     check_utf8(root, "the folder for sockets (SGLANG_RUNTIME_DIR, else TMPDIR)")
     return root
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pathlib
 import select
 import signal
 import subprocess
@@ -64,6 +65,7 @@ class _Rank:
                 # -P: the current folder must not shadow modules of the child.
                 [sys.executable, "-P", "-m", module, str(config_read), str(status_write)],
                 env=environment,
+                cwd=None if working_folder() else "/",
                 stdin=subprocess.DEVNULL,
                 pass_fds=(config_read, status_write),
             )
@@ -150,6 +152,7 @@ class RankProcesses:
         self._secondary = False
         self._ranks: list[_Rank] = []
         self._wake_read, self._wake_write = os.pipe()
+        self._heartbeats = [HeartbeatReader(config.heartbeat) for config in configs]
         try:
             for config in configs:
                 environment = rank_environment(config.local_rank, config.ranks_on_host)
@@ -159,7 +162,6 @@ class RankProcesses:
             raise
         for rank in self._ranks:
             rank.tell()
-        self._heartbeats = [HeartbeatReader(config.heartbeat) for config in configs]
         self._watcher = threading.Thread(target=self._watch, name="rank-watcher", daemon=True)
         self._watcher.start()
 
@@ -313,7 +315,8 @@ class RankProcesses:
                 if self._suspicion is None:
                     self._suspicion = (rank.cause, time.monotonic() + PRIMARY_CAUSE_WAIT_S)
             else:
-                logger.error("%s failed:\n%s", rank.name, message.traceback, extra={"many_lines": True})
+                if message.traceback:
+                    logger.error("%s failed:\n%s", rank.name, message.traceback, extra={"many_lines": True})
                 self._report(rank.cause)
         return True
 
@@ -371,10 +374,39 @@ def _is_readable(fd: int) -> bool:
     return bool(poller.poll(0))
 
 
-def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
-    """The environment of a rank: OpenMP threads share the cores and give them up when they wait, unless the
-    user says else.
+def working_folder() -> str | None:
+    """Where this process works, None when that folder has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def module_search_path(path: Sequence[str], main_file: str | None) -> list[str]:
+    """Where a rank looks for modules: where its parent does and in that order, this package included, but the
+    program's own folder comes last, so that a file beside the program shadows nothing.
     """
+    here = working_folder()
+    package = str(pathlib.Path(__file__).parents[3])
+    own = {"", here, None if main_file is None else os.path.dirname(os.path.abspath(main_file))} - {package}
+    first = [entry for entry in path if entry not in own]
+    last = [entry or here for entry in path if entry in own]
+    return list(dict.fromkeys(entry for entry in (*first, *last, package) if entry))
+
+
+def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
+    """The environment of a rank: it finds the modules that we find; OpenMP threads share the cores and give
+    them up when they wait, unless the user says else.
+    """
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    environment = _thread_environment(rank, num_ranks)
+    # What was stated for children since we started is not on our own path.
+    stated = environment.get("PYTHONPATH", "").split(os.pathsep)
+    found = dict.fromkeys([*module_search_path(sys.path, main_file), *filter(None, stated)])
+    return {**environment, "PYTHONPATH": os.pathsep.join(found)}
+
+
+def _thread_environment(rank: int, num_ranks: int) -> dict[str, str]:
     bound = cores_of_rank(rank, num_ranks)
     threads = max(1, cpu_count() // num_ranks) if bound is None else len(bound)
     if threads == 1:

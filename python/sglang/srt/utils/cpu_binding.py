@@ -1,10 +1,12 @@
 """Owns the reading of `SGLANG_CPU_OMP_THREADS_BIND`: core lists such as `0-15|16-31`, one per rank of this
 host.
 
-Read by whoever starts ranks (thread count) and by a rank (affinity). It must not bind anything by itself.
+Read by whoever starts ranks (thread count) and by a rank (affinity). It must not bind unasked.
 """
 
 from __future__ import annotations
+
+import os
 
 from sglang.srt.environ import envs
 
@@ -21,6 +23,18 @@ def cores_of_rank(rank: int, num_ranks: int) -> frozenset[int] | None:
             f"and there are {num_ranks}"
         )
     return lists[rank]
+
+
+def bind_to(cores: frozenset[int]) -> None:
+    """Keep this process on these cores; `ValueError` when the machine has none of them."""
+    try:
+        os.sched_setaffinity(0, cores)
+    except (OSError, OverflowError) as error:
+        usable = sorted(os.sched_getaffinity(0))
+        raise ValueError(
+            f"SGLANG_CPU_OMP_THREADS_BIND: a rank cannot run on {sorted(cores)}; this process may use the "
+            f"cores {usable}"
+        ) from error
 
 
 def parse_core_lists(text: str) -> list[frozenset[int]]:

@@ -74,7 +74,8 @@ class HeartbeatReader:
 def _open(path: str | os.PathLike[str], *, create: bool) -> mmap.mmap:
     fd = os.open(pathlib.Path(path), os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(fd, _SIZE)
+        # A hole would be filled at the first write, and on a full disk that ends the process by a signal.
+        os.posix_fallocate(fd, 0, _SIZE)
         return mmap.mmap(fd, _SIZE)
     finally:
         os.close(fd)

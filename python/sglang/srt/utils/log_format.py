@@ -59,7 +59,10 @@ def configure_logging(level: str, *, ranks: str = "", logger_name: str | None = 
     """
     config_path = envs.SGLANG_LOGGING_CONFIG_PATH.get()
     if config_path:
-        logging.config.dictConfig(dict(_read_config(pathlib.Path(config_path))))
+        try:
+            logging.config.dictConfig(dict(_read_config(pathlib.Path(config_path))))
+        except (ValueError, TypeError, AttributeError, ImportError) as error:
+            raise ValueError(f"SGLANG_LOGGING_CONFIG_PATH={config_path}: {error}") from error
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(ranks, milliseconds=envs.SGLANG_LOG_MS.get()))
@@ -76,9 +79,7 @@ def _read_config(path: pathlib.Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"SGLANG_LOGGING_CONFIG_PATH={path}: not a readable JSON file ({error})") from error
+        raise ValueError(f"not a readable JSON file ({error})") from error
     if not isinstance(config, dict):
-        raise ValueError(
-            f"SGLANG_LOGGING_CONFIG_PATH={path}: must hold one JSON object for logging.config.dictConfig"
-        )
+        raise ValueError("must hold one JSON object for logging.config.dictConfig")
     return config

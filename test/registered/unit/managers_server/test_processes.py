@@ -28,10 +28,10 @@ from sglang.srt.managers.ipc import RankChannel, ServerChannel, SocketFolder, sw
 from sglang.srt.managers.rank_config import RankConfig
 from sglang.srt.managers.rank_processes import RankDied, RankProcesses, rank_environment
 from sglang.srt.messages import io_struct
-from sglang.srt.utils.cpu_binding import cores_of_rank, parse_core_lists
+from sglang.srt.utils.cpu_binding import bind_to, cores_of_rank, parse_core_lists
 from sglang.srt.utils.heartbeat import Heartbeat, HeartbeatReader
 from sglang.srt.utils.hold_watch import HoldWatch, process_state
-from sglang.srt.utils.log_format import LineFormatter, rank_suffix
+from sglang.srt.utils.log_format import LineFormatter, configure_logging, rank_suffix
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 
@@ -86,6 +86,24 @@ def test_a_folder_that_no_message_can_name_is_refused_with_its_variable(
     torn.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(torn))
     with envs.SGLANG_RUNTIME_DIR.override(None), pytest.raises(ValueError, match=r"TMPDIR.*caf\\xe9 is not"):
+        SocketFolder()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        envs.SGLANG_RUNTIME_DIR.override("/proc/self"),
+        pytest.raises(
+            ValueError, match=r"sockets can be made in /proc/self \(.*\); set SGLANG_RUNTIME_DIR to"
+        ),
+    ):
+        SocketFolder()
+
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    monkeypatch.delenv("SGLANG_RUNTIME_DIR", raising=False)
+    with pytest.raises(ValueError, match=r"no folder for sockets \(No usable.*\); set SGLANG_RUNTIME_DIR to"):
         SocketFolder()
 
 
@@ -383,6 +401,58 @@ def test_signals_meant_for_the_parent_do_not_end_a_rank(folder: SocketFolder, ra
         assert deaths == []
 
 
+def test_a_rank_finds_a_module_that_only_its_parent_was_told_of(
+    folder: SocketFolder, rank_module: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sys.path.insert(0, ...)` in a script, and the rank ended without a reason."""
+    module = rank_module(READY + "time.sleep(60)")
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.syspath_prepend(tmp_path)
+    with started(folder, module) as (ranks, deaths):
+        ranks.wait_ready()
+    assert deaths == []
+
+
+def test_the_folder_of_the_program_shadows_nothing_in_a_rank(tmp_path: pathlib.Path) -> None:
+    """A `queue.py` beside a script must not become the rank's."""
+    package = str(pathlib.Path(rank_processes.__file__).parents[3])
+    found = rank_processes.module_search_path(["/prog", "", "/lib", "/lib", package], "/prog/script.py")
+    assert found == ["/lib", package, "/prog", os.getcwd()]
+    assert rank_processes.module_search_path(["/lib"], None) == ["/lib", package]
+    beside = rank_processes.module_search_path([package, "/lib"], f"{package}/script.py")
+    assert beside == [package, "/lib"], "our own package is the parent's, wherever the program lies"
+
+
+def test_a_rank_works_though_its_parents_folder_is_gone(
+    folder: SocketFolder, rank_module: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's libraries ask for the working folder, and end the process when there is none."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with started(folder, rank_module("os.getcwd()\n" + READY + "time.sleep(60)")) as (ranks, deaths):
+        ranks.wait_ready()
+    assert deaths == []
+
+
+def test_a_full_disk_is_noticed_before_a_rank_is_started(
+    folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole in the pulse's file is filled at the first turn, which a full disk answers with SIGBUS."""
+    beat = folder.heartbeat_path(0)
+    HeartbeatReader(beat)
+    assert beat.stat().st_blocks > 0, "the file has holes"
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(rank_processes, "_Rank", None)  # calling it would be another error
+    with pytest.raises(OSError, match="No space left"), started(folder, rank_module(READY)):
+        pass
+
+
 def test_threads_of_ranks_share_the_cores_and_sleep_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
@@ -408,6 +478,8 @@ def test_core_lists_give_each_rank_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert rank_environment(0, 2)["OMP_NUM_THREADS"] == "3"
     with pytest.raises(ValueError, match="cores for 2 ranks"):
         cores_of_rank(0, 1)
+    with pytest.raises(ValueError, match=r"SGLANG_CPU_OMP_THREADS_BIND: a rank cannot run on \[9999\]; this"):
+        bind_to(frozenset({9999}))
     for wrong in ("3-1", "a", "1-", ""):
         with pytest.raises(ValueError, match="SGLANG_CPU_OMP_THREADS_BIND"):
             parse_core_lists(wrong)
@@ -464,3 +536,19 @@ def test_user_text_cannot_break_a_log_line(text: str) -> None:
     assert len(written.splitlines()) == 1
     assert "\x1b" not in written
     assert len(line("%s", "a\nb", many_lines=True).splitlines()) == 2
+
+
+def test_a_log_configuration_that_cannot_be_used_is_refused_by_its_variable(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log.json"
+    with envs.SGLANG_LOGGING_CONFIG_PATH.override(str(path)):
+        for text in (
+            None,
+            "{",
+            "[]",
+            '{"version": 7}',
+            '{"version": 1, "handlers": {"a": {"class": "no.such"}}}',
+        ):
+            if text is not None:
+                path.write_text(text)
+            with pytest.raises(ValueError, match=f"^SGLANG_LOGGING_CONFIG_PATH={path}: "):
+                configure_logging("info", logger_name="planted")

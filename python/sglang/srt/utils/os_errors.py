@@ -1,0 +1,31 @@
+"""Owns what is said about a refusal of the operating system: its own words, and what the operator can do.
+
+Used by the doors and by a rank, for a start that fails. It must not catch anything itself.
+"""
+
+from __future__ import annotations
+
+import errno
+
+_CURES = {
+    errno.EMFILE: "this process may not open more files; raise the limit (ulimit -n)",
+    errno.ENFILE: "this machine has no room for more open files; end what holds them",
+    errno.ENOSPC: "the disk is full; free some room there, or name another folder with SGLANG_RUNTIME_DIR",
+    errno.EDQUOT: "the disk quota is used up; name another folder with SGLANG_RUNTIME_DIR",
+    errno.EAGAIN: "no more processes or threads are allowed; raise the limit (ulimit -u, or the container's)",
+    errno.ENOMEM: "memory is short; free some, or raise the limit (ulimit -v, or the container's)",
+}
+
+
+def cure_of(error: BaseException) -> str | None:
+    """What to do about an error of the system, None where nothing is known. Libraries' errors may carry a
+    number too.
+    """
+    number = getattr(error, "errno", None)
+    return _CURES.get(number) if isinstance(number, int) else None
+
+
+def with_cure(error: BaseException) -> str:
+    """The error's own words and the cure, in one sentence."""
+    cure = cure_of(error)
+    return str(error) if cure is None else f"{error}: {cure}"

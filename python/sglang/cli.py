@@ -26,10 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments.pop(0) if arguments else ""
     match command:
         case "serve":
-            from sglang.srt.entrypoints.server_main import run_server
-            from sglang.srt.server_args import prepare_server_args
+            from sglang.srt.entrypoints.process_start import serve
 
-            return run_server(prepare_server_args(arguments, positional_model=True, prog="sglang serve"))
+            return serve(arguments, positional_model=True, prog="sglang serve")
         case "version" | "--version":
             print(__version__)
             return 0

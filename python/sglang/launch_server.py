@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from sglang.srt.entrypoints.server_main import run_server
-from sglang.srt.server_args import prepare_server_args
+from sglang.srt.entrypoints.process_start import serve
 
 PROG = "python -m sglang.launch_server"
 
 
 def main() -> int:
     print(f"{PROG}: warning: this works; `sglang serve` is the newer spelling", file=sys.stderr)
-    return run_server(prepare_server_args(sys.argv[1:], prog=PROG))
+    return serve(sys.argv[1:], prog=PROG)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import psutil
 
-from sglang.srt.entrypoints.server_main import READY_LINE, run_server
+from sglang.srt.entrypoints.process_start import serve
+from sglang.srt.entrypoints.server_main import READY_LINE
 from sglang.srt.environ import child_environment
-from sglang.srt.server_args import prepare_server_args
 from sglang.test.fake_rank import FAKE_RANK
 from sglang.test.ports import held_ports
 from sglang.test.waiting import HANG_GUARD_S, wait_until
@@ -147,4 +147,4 @@ def process_is_gone(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(run_server(prepare_server_args(sys.argv[2:]), rank_module=sys.argv[1]))
+    sys.exit(serve(sys.argv[2:], rank_module=sys.argv[1]))

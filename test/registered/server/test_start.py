@@ -2,12 +2,13 @@
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=35, suite="server-cpu")
+register_cpu_ci(est_time=60, suite="server-cpu")
 
 import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from sglang.srt.environ import child_environment
-from sglang.test.server_fixture import process_is_gone, running_server
+from sglang.test.server_fixture import READY_LINE, RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 
@@ -151,7 +152,126 @@ def test_a_broken_certificate_ends_the_start_with_a_sentence(
     broken.write_text("no certificate")
     done = bent_start(model, tmp_path, "", "--ssl-keyfile", str(broken), "--ssl-certfile", str(broken))
     assert done.returncode == 1
-    assert "the HTTP server failed: SSLError" in done.stderr
+    assert done.stderr.startswith(f"error: --ssl-certfile {broken} and --ssl-keyfile {broken} cannot be used")
+
+
+def test_a_refusal_of_the_system_is_a_sentence_with_the_cure(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    bend = """
+import errno
+def bent(*args, **kwargs):
+    raise OSError(errno.EMFILE, "Too many open files")
+engine_core.RankProcesses = bent
+"""
+    done = bent_start(model, tmp_path, bend)
+    assert done.returncode == 1
+    assert "error: the start failed: [Errno 24] Too many open files: this process may not open" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_weights_that_cannot_be_read_end_the_start_with_their_sentence_alone(tmp_path: pathlib.Path) -> None:
+    """The sentence stood between two tracebacks of the rank."""
+    broken = write_tiny_model(tmp_path / "model")
+    (weights,) = broken.glob("*.safetensors")
+    weights.write_bytes(b"")
+    with running_server(broken, wait=False) as server:
+        assert server.wait_exit(60.0) == 1
+        assert f"{weights} is truncated or no safetensors file" in server.log()
+        assert "Traceback" not in server.log()
+
+
+def test_a_signal_while_the_program_is_imported_ends_the_start_in_order(model: pathlib.Path) -> None:
+    """Ctrl-C in the first half second was a traceback out of some import."""
+    code = """
+import os, signal, sys
+class Early:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sglang.srt.entrypoints.server_main":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Early())
+from sglang.srt.entrypoints.process_start import serve
+from sglang.test.fake_rank import FAKE_RANK
+sys.exit(serve(sys.argv[1:], rank_module=FAKE_RANK))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--model-path", str(model), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=child_environment(OMP_NUM_THREADS="1"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SIGINT received" in done.stderr and "Traceback" not in done.stderr
+
+
+def answers(server: RunningServer) -> bool:
+    try:
+        return server.client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_a_server_runs_though_its_standard_streams_are_closed(model: pathlib.Path, closed: str) -> None:
+    """It ended without a word, because there was nothing to say it on."""
+    with running_server(
+        model, fake=True, wait=False, wrapper=["bash", "-c", f'exec "$@" {closed}', "_"]
+    ) as server:
+        wait_until(lambda: answers(server), server.log)
+        assert server.generate(text="hello", sampling_params={"max_new_tokens": 1}).status_code == 200
+        assert (READY_LINE in server.log()) == (closed == "2>&-"), "the log goes where something is open"
+
+
+def test_an_engine_runs_though_standard_error_is_closed(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, sglang as sgl\n"
+        "from sglang.test.fake_rank import FAKE_RANK\n"
+        "with sgl.Engine(model_path=sys.argv[1], _rank_module=FAKE_RANK) as engine:\n"
+        "    print(len(engine.generate('hi', {'max_new_tokens': 3})['output_ids']))\n"
+    )
+    code = ["bash", "-c", 'exec "$@" 2>&-', "_", sys.executable, str(script), str(model)]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=60, env=child_environment())
+    assert (done.returncode, done.stdout) == (0, "3\n")
+
+
+def test_a_server_runs_though_its_working_folder_is_gone(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A library of torch's asked where it was, and ended the rank with a sentence about another library."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with running_server(
+        model, wrapper=["bash", "-c", f'cd {gone} && rmdir {gone} && exec "$@"', "_"]
+    ) as server:
+        assert "the working folder has been deleted" in server.log()
+        assert server.generate(text="hello", sampling_params={"max_new_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "::"])
+def test_the_command_to_paste_reaches_a_server_on_an_ipv6_address(model: pathlib.Path, host: str) -> None:
+    """Without brackets curl takes the last group of the address for the port."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with running_server(model, "--host", host, fake=True) as server:
+        (url,) = re.findall(r"^  curl (\S+) ", server.log(), re.MULTILINE)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        assert url == f"http://[::1]:{server.port}/v1/chat/completions"
+        assert httpx.post(url, json=body, timeout=60).status_code == 200
+
+
+def test_a_small_pool_refuses_no_limit_that_nobody_named(model: pathlib.Path) -> None:
+    with running_server(model, "--max-total-tokens", "64", fake=True) as server:
+
+        def ask(length: int) -> httpx.Response:
+            return server.client.post("/v1/completions", json={"prompt": [20] * length})
+
+        assert ask(60).json()["usage"]["completion_tokens"] == 4
+        message = ask(64).json()["error"]["message"]
+        assert "The input (64 tokens) does not fit into the KV cache pool (64 tokens)" in message
+        assert "max_tokens" not in message
 
 
 def test_a_wrong_runtime_folder_is_a_sentence(model: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -20,6 +20,21 @@ def _check_tls(view: ResolvingView) -> None:
     for flag, path in (("--ssl-keyfile", key), ("--ssl-certfile", certificate)):
         if path is not None and not Path(path).is_file():
             raise ValueError(f"{flag} {path} is not a file")
+    if key is not None and certificate is not None:
+        _check_pair(key, certificate)
+
+
+def _check_pair(key: str, certificate: str) -> None:
+    import ssl  # kept out of start-up: most servers have no certificate
+
+    try:
+        # A password would be asked for on the terminal, where a server has nobody to answer.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise ValueError(
+            f"--ssl-certfile {certificate} and --ssl-keyfile {key} cannot be used together: {error}; both "
+            "must be PEM files, the key without a password and of that certificate"
+        ) from error
 
 
 def _check_keys(view: ResolvingView) -> None:
@@ -35,4 +50,6 @@ def resolve_serving(view: ResolvingView) -> None:
     prefix = view.fastapi_root_path
     if prefix and not prefix.startswith("/"):
         raise ValueError(f"--fastapi-root-path must begin with /, got {prefix!r}")
+    if view.served_model_name == "":
+        raise ValueError("--served-model-name is empty; give a name or leave the flag out")
     view.fill("serving_hook", served_model_name=view.model_path)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
 from sglang.srt.entrypoints.generate_fields import parse_generate
+from sglang.srt.entrypoints.process_start import fill_closed_streams
 from sglang.srt.entrypoints.server_information import model_information, server_information
 from sglang.srt.managers.rank_processes import RANK_MODULE
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -51,6 +52,7 @@ class Engine:
             record = ServerArgs.from_kwargs(**{"log_level": "error", **settings})
         elif settings:
             raise ValueError(f"server_args stands alone; also given: {', '.join(sorted(settings))}")
+        fill_closed_streams(log_to_output=False)
         configure_logging(record.log_level, logger_name="sglang")
         resolve_at_the_door(record)
         if record.node_rank > 0:

@@ -10,23 +10,26 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
 from sglang.srt.entrypoints.http_auth import AccessPolicy
-from sglang.srt.entrypoints.listen_socket import listen
+from sglang.srt.entrypoints.listen_socket import listen, url_of
 from sglang.srt.entrypoints.node_main import run_node
+from sglang.srt.entrypoints.process_start import STOP_SIGNALS, signals_noted
 from sglang.srt.entrypoints.server_status import Phase, ServerStatus
 from sglang.srt.environ import envs
 from sglang.srt.managers.rank_processes import RANK_MODULE, RankDied
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log_format import configure_logging
+from sglang.srt.utils.os_errors import with_cure
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.http_server import HttpServer
@@ -38,32 +41,51 @@ READY_LINE = "The server is fired up and ready to roll!"
 _DEATH_GRACE_S = 1.0
 _DRAIN_LOG_INTERVAL_S = 5.0
 WANTED_OPEN_FILES = 65_536
-#: A closed terminal (SIGHUP) counts as Ctrl-C.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def run_server(record: ServerArgs, *, rank_module: str = RANK_MODULE) -> int:
-    """Serve until told to stop; returns the exit code: 0 after a stop by signal, 1 after a failure."""
+def run_server(record: ServerArgs, *, rank_module: str | None = None, noted: list[int] | None = None) -> int:
+    """Serve until told to stop; returns the exit code: 0 after a stop by signal, 1 after a failure.
+
+    `noted` holds the signals that have come so far, where the caller has begun to note them.
+    """
     # A crash in native code, and whoever asks with SIGUSR1, gets stacks instead of silence.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     allow_many_connections()
-    with signals_noted() as noted:
+    with contextlib.ExitStack() as stack:
+        if noted is None:
+            noted = stack.enter_context(signals_noted())
         try:
-            resolve_at_the_door(record)
-            if record.node_rank > 0:
-                configure_logging(record.log_level)
-                return run_node(record, noted, rank_module=rank_module)
-            sock = listen(record.host, record.port)
-            configure_logging(record.log_level)
-            core = EngineCore(record, role="tokenizer", rank_module=rank_module)
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
+            return _serve(record, rank_module or RANK_MODULE, noted)
+        except (ValueError, OSError) as error:
+            text = str(error) if isinstance(error, ValueError) else f"the start failed: {with_cure(error)}"
+            print(f"error: {text}", file=sys.stderr)
+            logger.debug("the start failed here", exc_info=True)
             return 1
-        try:
-            return asyncio.run(ServerLife(core, sock, noted).run())
-        finally:
-            core.stop_ranks()
+
+
+def _serve(record: ServerArgs, rank_module: str, noted: list[int]) -> int:
+    leave_deleted_folder()
+    resolve_at_the_door(record)
+    if record.node_rank > 0:
+        configure_logging(record.log_level)
+        return run_node(record, noted, rank_module=rank_module)
+    sock = listen(record.host, record.port)
+    configure_logging(record.log_level)
+    core = EngineCore(record, role="tokenizer", rank_module=rank_module)
+    try:
+        return asyncio.run(ServerLife(core, sock, noted).run())
+    finally:
+        core.stop_ranks()
+
+
+def leave_deleted_folder() -> None:
+    """Libraries ask where they are, and the answer must not be an error."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("the working folder has been deleted; the server works in / instead", file=sys.stderr)
+        os.chdir("/")
 
 
 def allow_many_connections() -> None:
@@ -72,28 +94,6 @@ def allow_many_connections() -> None:
     wanted = WANTED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, WANTED_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-@contextlib.contextmanager
-def signals_noted() -> Iterator[list[int]]:
-    """Signals to stop are noted from the first moment on; the life looks at the list when it begins.
-
-    With the default action a signal before that would end the process without a word in the log.
-    """
-    noted: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        noted.append(number)
-
-    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
-    for number, action in before:
-        if action != signal.SIG_IGN:  # nohup has had its reason
-            signal.signal(number, note)
-    try:
-        yield noted
-    finally:
-        for number, action in before:
-            signal.signal(number, action)
 
 
 class ServerLife:
@@ -166,10 +166,7 @@ class ServerLife:
     def _example(self) -> str:
         """A command to paste; with a key set it names the header and not the key."""
         serving = get_serving()
-        host, port = serving.host, self._sock.getsockname()[1]
-        if host in ("0.0.0.0", "::"):
-            host = "127.0.0.1"
-        scheme = "https" if serving.ssl_certfile else "http"
+        url = url_of(serving.host, self._sock.getsockname()[1], tls=serving.ssl_certfile is not None)
         key = ' -H "Authorization: Bearer $KEY"' if serving.api_key else ""
         question = '[{"role": "user", "content": "What is the capital of France?"}]'
         # Greedy and short: a small model left to its own ideas may talk until its context is full.
@@ -181,7 +178,7 @@ class ServerLife:
             route, body = "/generate", '{"input_ids": [1, 2, 3]}'
         elif manager.tokenizer.chat_template is None:
             route, body = "/v1/completions", f'{{"prompt": "The capital of France is", {limits}}}'
-        return f"  curl {scheme}://{host}:{port}{route} -H 'Content-Type: application/json'{key} -d '{body}'"
+        return f"  curl {url}{route} -H 'Content-Type: application/json'{key} -d '{body}'"
 
     # --- ends ---
 

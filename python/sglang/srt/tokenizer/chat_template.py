@@ -87,7 +87,10 @@ def read_chat_template(value: str, named: Mapping[str, str]) -> str:
         text = named[value]
     else:
         text = _template_in_file(value, named)
-    _compiled(text)
+    try:
+        _compiled(text)
+    except ValueError as error:
+        raise ValueError(f"--chat-template: {error}") from error
     return text
 
 

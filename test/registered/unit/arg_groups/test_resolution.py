@@ -243,6 +243,7 @@ def test_all_wrong_values_are_named_at_once():
         ({"ssl_keyfile": "k.pem"}, "--ssl-keyfile is given without --ssl-certfile"),
         ({"ssl_keyfile": "k.pem", "ssl_certfile": "c.pem"}, "--ssl-keyfile k.pem is not a file"),
         ({"api_key": " "}, "--api-key is empty"),
+        ({"served_model_name": ""}, "--served-model-name is empty"),
         ({"fastapi_root_path": "x"}, "--fastapi-root-path must begin with /"),
         ({"json_model_override_args": "[1]"}, "json_model_override_args must be a JSON object"),
     ],
@@ -250,6 +251,16 @@ def test_all_wrong_values_are_named_at_once():
 def test_what_a_start_would_trip_over_is_refused(resolved, settings, words):
     with pytest.raises(ValueError, match=words):
         resolved(**settings)
+
+
+def test_a_certificate_that_cannot_be_used_is_refused_before_anything_starts(resolved, tmp_path):
+    """It was told by the web server, without the flags, after the ranks had started."""
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    with pytest.raises(
+        ValueError, match=f"--ssl-certfile {broken} and --ssl-keyfile {broken} cannot be used"
+    ):
+        resolved(ssl_keyfile=str(broken), ssl_certfile=str(broken))
 
 
 def test_without_a_tokenizer_none_is_looked_for(resolved):

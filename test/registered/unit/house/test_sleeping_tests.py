@@ -2,7 +2,6 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="unit-cpu")
 
-import hypothesis
 import pytest
 
 import check_sleeping_tests as check
@@ -44,10 +43,3 @@ def test_a_sleep_is_refused_in_every_tree(plant, tree, text):
 def test_the_helper_sleeps_and_a_turn_for_others_is_no_sleep(plant, name, text):
     plant(name, text)
     assert check.find_offenders(plant.root) == []
-
-
-def test_examples_follow_from_the_test_and_slowness_is_no_failure():
-    """Otherwise a lane that passed once fails another time over the same tree."""
-    settings = hypothesis.settings()
-    assert settings.derandomize and settings.deadline is None
-    assert hypothesis.HealthCheck.too_slow in settings.suppress_health_check

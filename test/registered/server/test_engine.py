@@ -112,7 +112,7 @@ def test_it_works_inside_a_running_event_loop(engine: sgl.Engine) -> None:
         ({"prompt": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"prompt": "a", "input_ids": [1]}, "exactly one of text and input_ids"),
         ({"prompt": ""}, "empty"),
-        ({"prompt": "a", "image_data": "x.png"}, "image_data: only text"),
+        ({"prompt": "a", "image_data": "x.png"}, "image_data: this model reads text only"),
         ({"prompt": "a", "no_such_field": 1}, "no_such_field: unknown key"),
         ({"input_ids": [1] * 40_000}, "longer than the model's context length"),
     ],

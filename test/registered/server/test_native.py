@@ -137,7 +137,7 @@ def test_no_piece_of_a_stop_string_is_sent_and_a_near_miss_is(server: RunningSer
         ({"text": ""}, "empty"),
         ({}, "exactly one of text and input_ids"),
         ({"text": "a", "rid": 5}, "rid"),
-        ({"text": "a", "lora_path": "x"}, "lora_path: is not supported yet"),
+        ({"text": "a", "lora_path": "x"}, "lora_path: adapters are not supported yet"),
         ({"text": "a", "sampling_parms": {}}, "did you mean sampling_params"),
         ([1, 2], "JSON object"),
     ],

@@ -176,7 +176,7 @@ def test_weights_that_cannot_be_read_end_the_start_with_their_sentence_alone(tmp
     (weights,) = broken.glob("*.safetensors")
     weights.write_bytes(b"")
     with running_server(broken, wait=False) as server:
-        assert server.wait_exit(60.0) == 1
+        assert server.wait_exit() == 1
         assert f"{weights} is truncated or no safetensors file" in server.log()
         assert "Traceback" not in server.log()
 

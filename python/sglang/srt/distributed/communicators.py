@@ -45,6 +45,9 @@ class Communicator:
         self.on_device = TorchDist(device_group, seat, width)
         self.objects = ObjectChannel(self.on_cpu, seat, width)
         self.barrier = MarkedBarrier(cpu_group, ranks, rank)
+        # A member that has all its links could use them, take them down and be gone while another still makes
+        # its own, which would then find a closed connection. So they leave together.
+        self.barrier.wait(timeout_s)
 
 
 #: (ranks, backend, limit in seconds) -> what stands. All ranks make and destroy groups in the same order, so

@@ -21,6 +21,7 @@ from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 from sglang.test.multi_rank import run_ranks
+from sglang.test.waiting import holds_within, wait_until
 
 REPLICAS = {"enable_dp_attention": True, "dp_size": 2}
 TWO_RANKS: list[dict[str, Any]] = [{"tp_size": 2}, {"tp_size": 2, **REPLICAS}, {"pp_size": 2}]
@@ -167,3 +168,38 @@ def test_a_barrier_of_a_rebuilt_group_still_names_who_is_missing() -> None:
     """
     message, _ = run_ranks(wait_for_a_rank_that_stays_away, world_size=2)
     assert message is not None and "world ranks [1] did not come" in message
+
+
+def build_beside_a_late_rank(rank: int, folder: str, waits: bool) -> None:
+    """Rank 1 is held up inside the making of the group, behind the making of its links. `waits`: members
+    leave together, as they do; else each leaves when it is ready, and the late one sees that."""
+    left = Path(folder) / f"left-{waits}"
+    make, held_up = torch.distributed.new_group, []
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        held_up.append(made)
+        if waits:
+            assert not holds_within(2.0, left.exists), "rank 0 left before rank 1 was ready"
+        else:
+            wait_until(left.exists)
+        return made
+
+    ready = communicators.MarkedBarrier.wait if waits else lambda barrier, timeout_s: None
+    with (
+        patch.object(torch.distributed, "new_group", late if rank == 1 else make),
+        patch.object(communicators.MarkedBarrier, "wait", ready),
+    ):
+        # Of another limit than the world, whose communicator it would share.
+        group = parallel_state.GroupCoordinator([[0, 1]], rank, "gloo", group_name="tp", timeout_s=170.0)
+    left.touch()
+    assert len(held_up) == rank  # once, on rank 1: else nothing was looked at
+    torch.distributed.barrier()
+    group.destroy()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["as built", "the fault planted"])
+def test_no_member_leaves_the_making_of_a_group_before_all_are_ready(tmp_path: Path, waits: bool) -> None:
+    """A rank that took its groups down at once closed connections under a peer that was still making them,
+    which failed one start in ten on a busy machine."""
+    run_ranks(build_beside_a_late_rank, world_size=2, folder=str(tmp_path), waits=waits)

@@ -166,7 +166,7 @@ engine_core.RankProcesses = bent
 """
     done = bent_start(model, tmp_path, bend)
     assert done.returncode == 1
-    assert "error: the start failed: [Errno 24] Too many open files: this process may not open" in done.stderr
+    assert "error: [Errno 24] Too many open files: this process may not open more" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -20,7 +20,9 @@ def read_config_file(path: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"--config {path} is not YAML: {error}") from error
+        problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        raise ValueError(f"--config {path} is not YAML: {problem or error}{where}") from error
     if parsed is None:
         return {}
     if not isinstance(parsed, dict):

@@ -56,9 +56,10 @@ def _known_sampling(given: Any) -> Any:
     return {key: value for key, value in given.items() if key in _KNOWN_SAMPLING}
 
 
-def _refuse_unless_harmless(key: str, value: Any, known: Sequence[str], where: str) -> None:
+def _refuse_unless_harmless(given: Any, value: Any, known: Sequence[str], where: str) -> None:
     """A key that would be ignored is 400, unless it is one of another dialect that asks for nothing."""
     refused, idle = unserved("generate")
+    key = str(given)  # from Python it may be anything
     if key in idle or (key in refused and refused[key].allows(value)):
         return
     name = key if len(key) <= 80 else key[:77] + "..."

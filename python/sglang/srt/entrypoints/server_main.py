@@ -58,9 +58,8 @@ def run_server(record: ServerArgs, *, rank_module: str | None = None, noted: lis
         try:
             return _serve(record, rank_module or RANK_MODULE, noted)
         except (ValueError, OSError) as error:
-            text = str(error) if isinstance(error, ValueError) else f"the start failed: {with_cure(error)}"
-            print(f"error: {text}", file=sys.stderr)
-            logger.debug("the start failed here", exc_info=True)
+            print(f"error: {with_cure(error)}", file=sys.stderr)
+            logger.debug("it failed here", exc_info=True)
             return 1
 
 

@@ -388,7 +388,8 @@ def module_search_path(path: Sequence[str], main_file: str | None) -> list[str]:
     """
     here = working_folder()
     package = str(pathlib.Path(__file__).parents[3])
-    own = {"", here, None if main_file is None else os.path.dirname(os.path.abspath(main_file))} - {package}
+    program = None if main_file is None else os.path.dirname(os.path.join(here or os.sep, main_file))
+    own = {"", here, program} - {package}
     first = [entry for entry in path if entry not in own]
     last = [entry or here for entry in path if entry in own]
     return list(dict.fromkeys(entry for entry in (*first, *last, package) if entry))

@@ -19,8 +19,12 @@ _CURES = {
 
 def cure_of(error: BaseException) -> str | None:
     """What to do about an error of the system, None where nothing is known. Libraries' errors may carry a
-    number too.
+    number too, or say it in their own words.
     """
+    if isinstance(error, ImportError) and ".so" in str(error):
+        return "a library cannot be loaded; install the requirements anew, or allow more memory (ulimit -v)"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return _CURES[errno.ENOMEM]
     number = getattr(error, "errno", None)
     return _CURES.get(number) if isinstance(number, int) else None
 

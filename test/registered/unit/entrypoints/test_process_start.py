@@ -71,6 +71,10 @@ def test_an_error_of_the_system_names_its_cure() -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     assert with_cure(full) == "[Errno 28] No space left on device: " + str(cure_of(full))
     assert "SGLANG_RUNTIME_DIR" in with_cure(full)
+    for short in (MemoryError("full"), RuntimeError("DefaultCPUAllocator: can't allocate memory: ...")):
+        assert "memory is short" in with_cure(short)
+    assert "ulimit -v" in with_cure(ImportError("libx.so: failed to map segment from shared object"))
+    assert with_cure(ImportError("No module named 'x'")) == "No module named 'x'"
     assert with_cure(ValueError("as it is")) == "as it is"
     assert with_cure(OSError("without a number")) == "without a number"
 

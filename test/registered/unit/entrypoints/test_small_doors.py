@@ -84,6 +84,7 @@ def test_a_header_that_is_repeated_is_refused_and_not_cut_to_its_first_value() -
         ({"sampling_params": {"seed": 1}}, "^sampling_params: seed: unknown key; here it is sampling_seed"),
         ({"sampling_params": {"n_predict": 1}}, "n_predict: unknown key; here it is max_new_tokens"),
         ({"sampling_params": {"include_stop_str_in_output": True}}, "here it is no_stop_trim"),
+        ({"sampling_params": {5: 1}}, "^sampling_params: 5: unknown key"),
         ({"sampling_params": {"stream": True}}, "stream: unknown key; stream belongs beside it"),
     ],
 )

@@ -419,6 +419,8 @@ def test_the_folder_of_the_program_shadows_nothing_in_a_rank(tmp_path: pathlib.P
     found = rank_processes.module_search_path(["/prog", "", "/lib", "/lib", package], "/prog/script.py")
     assert found == ["/lib", package, "/prog", os.getcwd()]
     assert rank_processes.module_search_path(["/lib"], None) == ["/lib", package]
+    relative = rank_processes.module_search_path([f"{os.getcwd()}/prog", "/lib"], "prog/script.py")
+    assert relative == ["/lib", f"{os.getcwd()}/prog", package]
     beside = rank_processes.module_search_path([package, "/lib"], f"{package}/script.py")
     assert beside == [package, "/lib"], "our own package is the parent's, wherever the program lies"
 

@@ -17,7 +17,13 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from sglang.srt.entrypoints.unknown_fields import UnknownFields
-from sglang.srt.entrypoints.unserved_fields import Refused, Route, WithoutEffect, unserved
+from sglang.srt.entrypoints.unserved_fields import (
+    WITHOUT_EFFECT,
+    Refused,
+    Route,
+    WithoutEffect,
+    unserved,
+)
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -356,7 +362,7 @@ def parse_request(
     if not isinstance(body, dict):
         raise RequestRejected(f"the body must be a JSON object, got {shown(body)}")
     route = request_type.route
-    fields, refused, (_, idle) = acting_fields(route), refused_fields(route), unserved(route)
+    fields, refused = acting_fields(route), refused_fields(route)
     values: dict[str, Any] = {}
     unknown: list[str] = []
     for name, value in body.items():
@@ -365,7 +371,7 @@ def parse_request(
             if name in refused:
                 if not refused[name].allows(value):
                     raise reject(name, f"{refused[name].reason} (got {shown(value)})")
-            elif name not in idle:
+            elif name not in WITHOUT_EFFECT or route not in WITHOUT_EFFECT[name].routes:
                 unknown.append(name)
         elif value is not None:
             values[name] = field.check(name, value) if field.check is not None else value

@@ -70,7 +70,7 @@ def test_a_prompt_gives_a_dict_and_a_list_of_prompts_gives_a_list(engine: sgl.En
 def test_a_stream_ends_with_the_whole_answer(engine: sgl.Engine) -> None:
     whole = engine.generate("hello there", GREEDY)
     pieces = list(engine.generate("hello there", GREEDY, stream=True))
-    assert len(pieces) > 1
+    # How many there are is the reader's pace: whoever comes late finds several tokens in one piece.
     assert all(later["text"].startswith(earlier["text"]) for earlier, later in itertools.pairwise(pieces))
     assert pieces[-1]["text"] == whole["text"]  # type: ignore[call-overload]
     assert [p["meta_info"]["finish_reason"] for p in pieces[:-1]] == [None] * (len(pieces) - 1)
@@ -133,7 +133,8 @@ def test_the_engine_tells_about_itself(engine: sgl.Engine, model: pathlib.Path) 
 def test_a_stream_left_early_is_aborted(fake: sgl.Engine) -> None:
     stream = fake.generate("a", ENDLESS, stream=True)
     assert not isinstance(stream, dict | list)
-    next(stream)
+    first = next(stream)
+    assert first["meta_info"]["finish_reason"] is None and first["output_ids"]
     stream.close()  # type: ignore[attr-defined]
     wait_until(lambda: num_running(fake) == 0)
 

@@ -19,7 +19,7 @@ from sglang.srt.entrypoints.openai.logprobs import (
     token_text,
 )
 from sglang.srt.messages.io_struct import LOGPROB_FLOOR
-from sglang.test.scripted_manager import BOS, EOS, TWIN_OF_A, ByteTokenizer
+from sglang.test.scripted_manager import BOS, EOS, SPECIALS, TWIN_OF_A, ByteTokenizer
 
 A = ord("a")
 
@@ -79,8 +79,9 @@ def test_the_native_lists_are_read_and_may_be_missing():
     assert read_native({}, "input") == []
 
 
+# A text that spells a special token becomes that token, whose place no text shows.
 @settings(max_examples=150)
-@given(st.text(max_size=20))
+@given(st.text(max_size=20).filter(lambda text: not any(name in text for name in SPECIALS.values())))
 def test_offsets_point_at_the_character_each_token_begins_in(text):
     tokenizer = ByteTokenizer()
     for spoken, ids in ((None, tokenizer.encode(text, False)), (text, tokenizer.encode(text))):

@@ -2,7 +2,7 @@
 and that servers under test hear signals.
 
 A lane judges the tree, not the draw, the machine or the shell: examples follow from the test alone, and slow
-is no failure. Look further with `pytest --hypothesis-profile=default FILE`.
+is no failure. `pytest --hypothesis-profile=search FILE` draws other examples each time.
 """
 
 import signal
@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 
+hypothesis.settings.register_profile("search", hypothesis.settings.get_profile("ci"), derandomize=False)
 hypothesis.settings.load_profile("ci")
 
 

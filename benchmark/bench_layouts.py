@@ -111,15 +111,15 @@ def be_a_rank(spec: dict[str, Any]) -> None:
 
     import torch.distributed
 
-    from sglang.srt.arg_groups.pipeline import resolve
+    from sglang.srt.arg_groups.hooks.pipeline import resolve
     from sglang.srt.distributed import parallel_state
     from sglang.srt.distributed.group_coordinator import GroupCoordinator
-    from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.tp_worker import TpModelWorker
+    from sglang.srt.processes.model_files import published_model_config, published_tokenizer
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import ServerArgs
-    from sglang.test.mock_model import MemoryChannel
+    from sglang.test.fakes.mock_model import MemoryChannel
 
     record = ServerArgs(**spec["fields"])
     resolve(record)
@@ -142,7 +142,7 @@ def be_a_rank(spec: dict[str, Any]) -> None:
 
 def _round(scheduler: Any, channel: Any, clock: CollectiveClock, order: dict[str, Any]) -> dict[str, Any]:
     """All prompts of this replica, together with the other ranks' part of them."""
-    from sglang.test.mock_model import answers, make_request
+    from sglang.test.fakes.mock_model import answers, make_request
 
     prompts = order["prompts"]
     if channel is not None:
@@ -259,7 +259,7 @@ def _fields(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
 def _environment(rank: int, ranks: int) -> dict[str, str]:
     """What the engine gives to a rank, whatever this process was started with."""
     from sglang.srt.environ import envs
-    from sglang.srt.managers.rank_processes import rank_environment
+    from sglang.srt.processes.rank_processes import rank_environment
 
     with envs.OMP_NUM_THREADS.override(None), envs.OMP_WAIT_POLICY.override(None):
         return rank_environment(rank, ranks)

@@ -63,12 +63,21 @@ class Apart:
 
 
 @dataclass(frozen=True)
+class OneFolder:
+    """A sub-folder that counts as a part of the folder that it lies in, because both import each other."""
+
+    folder: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Rules:
-    """The floors as (member, rank, name), the shims, and what stays apart all the same."""
+    """The floors as (member, rank, name), the shims, what stays apart all the same and what is one."""
 
     floors: list[tuple[str, Rank, str]]
     shims: list[Shim] = field(default_factory=list)
     apart: list[Apart] = field(default_factory=list)
+    one_folder: list[OneFolder] = field(default_factory=list)
 
     def floor_of(self, module: str) -> tuple[Rank, str] | None:
         best: tuple[int, Rank, str] | None = None
@@ -82,7 +91,8 @@ def load_rules(path: Path = RULES_FILE) -> Rules:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     floors = [(m, tuple(f["rank"]), f["name"]) for f in table["floor"] for m in f["members"]]
     shims = [Shim(**shim) for shim in table.get("shim", [])]
-    return Rules(floors, shims, [Apart(**apart) for apart in table.get("apart", [])])
+    apart = [Apart(**entry) for entry in table.get("apart", [])]
+    return Rules(floors, shims, apart, [OneFolder(**entry) for entry in table.get("one_folder", [])])
 
 
 def _within(module: str, prefix: str) -> bool:
@@ -92,8 +102,6 @@ def _within(module: str, prefix: str) -> bool:
 def _matches(module: str, member: str) -> bool:
     if member.startswith("="):
         return module == member[1:]
-    if member.endswith("*"):
-        return module.startswith(member[:-1])
     return _within(module, member)
 
 
@@ -208,21 +216,27 @@ def _spell(floor: tuple[Rank, str]) -> str:
     return f"{level}.{order} {name}" if level == 2 else f"{level} {name}"
 
 
-def folder_of(module: str) -> str:
-    """The folder, or the single file, in which a module lives: `srt/layers`, `srt/environ`, `kernels`."""
-    parts = module.split(".")[1:]
-    if not parts:
-        return "sglang"
-    return "/".join(parts[:2]) if parts[0] == "srt" else parts[0]
+def folder_of(module: str, packages: set[str]) -> str:
+    """The folder in which a module lives, `srt/layers/moe`; a file beside the folders counts as one of its
+    own: `srt/environ`.
+    """
+    folder = module if module in packages else module.rpartition(".")[0]
+    return (
+        (module if folder in ("sglang", "sglang.srt") else folder).removeprefix("sglang.").replace(".", "/")
+    )
 
 
-def _folder_graph(imports: Iterable[Import], rules: Rules) -> dict[str, dict[str, str]]:
+def _folder_graph(
+    imports: Iterable[Import], rules: Rules, packages: set[str], *, merged: bool = True
+) -> dict[str, dict[str, str]]:
     """folder -> folder it imports -> one place where it does."""
+    parents = {entry.folder: entry.folder.rpartition("/")[0] for entry in rules.one_folder if merged}
     graph: dict[str, dict[str, str]] = {}
     for found in imports:
         if found.target is None or any(shim.covers(found) for shim in rules.shims):
             continue
-        source, target = folder_of(found.importer), folder_of(found.target)
+        source, target = (folder_of(name, packages) for name in (found.importer, found.target))
+        source, target = parents.get(source, source), parents.get(target, target)
         if source != target and target != "srt":
             graph.setdefault(source, {}).setdefault(target, found.where)
     return graph
@@ -273,15 +287,29 @@ def find_offenders(root: Path, rules: Rules | None = None) -> list[str]:
             )
     offenders += _upward(imports, rules)
     offenders += _kept_apart(imports, rules)
-    offenders += _circles(_folder_graph(imports, rules))
+    offenders += _circles(_folder_graph(imports, rules, _packages(sources)))
     return offenders
 
 
-def idle_shims(root: Path, rules: Rules | None = None) -> list[str]:
-    """Shims that nothing uses or that give no reason: an exception easily outlives its cause."""
+def _packages(sources: Iterable[Source]) -> set[str]:
+    return {module_name(source) for source in sources if source.path.name == "__init__.py"}
+
+
+def idle_exceptions(root: Path, rules: Rules | None = None) -> list[str]:
+    """Exceptions that nothing uses or that give no reason: they easily outlive their cause."""
     rules = rules or load_rules()
-    imports = find_imports(read_sources(root, [PACKAGE]))
+    sources = read_sources(root, [PACKAGE])
+    imports = find_imports(sources)
+    apart = _folder_graph(imports, rules, _packages(sources), merged=False)
     offenders = []
+    for one in rules.one_folder:
+        parent = one.folder.rpartition("/")[0]
+        if len(one.reason.split()) < 5:
+            offenders.append(f"{RULES_FILE.name}: {one.folder} as a part of {parent} gives no reason")
+        if one.folder not in apart.get(parent, {}) or parent not in apart.get(one.folder, {}):
+            offenders.append(
+                f"{RULES_FILE.name}: {one.folder} and {parent} are no circle; delete the exception"
+            )
     for shim in rules.shims:
         title = f"{RULES_FILE.name}: the shim {shim.importer} ({shim.inside}) -> {shim.imports}"
         if len(shim.reason.split()) < 5:
@@ -292,7 +320,7 @@ def idle_shims(root: Path, rules: Rules | None = None) -> list[str]:
 
 
 def main() -> int:
-    return report("import floors", find_offenders(ROOT) + idle_shims(ROOT))
+    return report("import floors", find_offenders(ROOT) + idle_exceptions(ROOT))
 
 
 if __name__ == "__main__":

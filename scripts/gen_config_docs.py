@@ -13,7 +13,7 @@ from pathlib import Path
 from gen_stubs import type_text
 from sglang.srt.arg_groups.arg_utils import Leaf, strip_optional
 from sglang.srt.arg_groups.fields import DERIVED, INPUTS, LEAVES, NAMESPACES, leaves_in
-from sglang.srt.arg_groups.values_hook import limits_in_words
+from sglang.srt.arg_groups.hooks.values import limits_in_words
 from sglang.srt.environ import Envs
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang.srt.arg_groups.cli import build_parser
-from sglang.srt.entrypoints.placement_picture import draw
-from sglang.srt.entrypoints.placement_plan import plan_from_flags
-from sglang.srt.entrypoints.placement_table import as_json, as_text
+from sglang.srt.placement.picture import draw
+from sglang.srt.placement.plan import plan_from_flags
+from sglang.srt.placement.table import as_json, as_text
 
 PROG = "python -m sglang.placement"
 _DESCRIPTION = (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from sglang.srt.layers.parameter import WeightItem, WeightLedger
+from sglang.srt.layers.weights.parameter import WeightItem, WeightLedger
 
 
 class Reads:

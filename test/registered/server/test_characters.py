@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.chain_model import END, byte_pieces, write_chain_model
-from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.fakes.chain_model import END, byte_pieces, write_chain_model
+from sglang.test.server.server_fixture import RunningServer, running_server
 
 #: Over 4, 2 and 3 tokens: an emoji, a Czech and a Thai letter; no byte stands in it twice.
 CIRCLE = "!😀řก"

@@ -20,8 +20,8 @@ import pytest
 
 import sglang as sgl
 from sglang.srt.environ import child_environment, envs
-from sglang.test.fake_rank import FAKE_RANK
-from sglang.test.server_fixture import process_is_gone
+from sglang.test.fakes.fake_rank import FAKE_RANK
+from sglang.test.server.server_fixture import process_is_gone
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, until, wait_until
 

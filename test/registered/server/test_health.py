@@ -11,10 +11,10 @@ import signal
 import httpx
 import pytest
 
-from sglang.srt.utils.hold_watch import process_state
-from sglang.test.fake_rank import HANG_PROMPT
-from sglang.test.held_rank import HELD_RANK
-from sglang.test.server_fixture import READY_LINE, running_server
+from sglang.srt.processes.hold_watch import process_state
+from sglang.test.fakes.fake_rank import HANG_PROMPT
+from sglang.test.fakes.held_rank import HELD_RANK
+from sglang.test.server.server_fixture import READY_LINE, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import wait_until
 

@@ -17,9 +17,9 @@ from tokenizers import decoders, models
 
 import sglang as sgl
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.chain_model import END, write_chain_model
-from sglang.test.openai_http import CHAT, COMPLETIONS, answer, choices_of, stream
-from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.fakes.chain_model import END, write_chain_model
+from sglang.test.server.openai_http import CHAT, COMPLETIONS, answer, choices_of, stream
+from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.text_tokenizers import write_text_tokenizer
 from sglang.test.tiny_models import write_tiny_model
 

@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from sglang.srt.environ import child_environment
-from sglang.test.faulty_rank import FAULTY_RANK, FAULTY_TOKEN, LEAKING_TOKEN
+from sglang.test.fakes.faulty_rank import FAULTY_RANK, FAULTY_TOKEN, LEAKING_TOKEN
 from sglang.test.ports import held_ports, listen_on, port_is_free
-from sglang.test.server_fixture import RunningServer, process_is_gone, running_server
+from sglang.test.server.server_fixture import RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 

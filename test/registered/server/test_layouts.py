@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sglang.test.ports import held_ports
-from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_model
 
 #: Odd lengths, so that no width divides them; 40 tokens take the second page of everything.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model, write_tiny_tokenizer
 
 VOCABULARY = 32001

@@ -21,9 +21,9 @@ import httpx
 import pytest
 
 from sglang.srt.environ import child_environment
-from sglang.test.fake_rank import EXIT_PROMPT, HANG_PROMPT, RAISE_PROMPT
+from sglang.test.fakes.fake_rank import EXIT_PROMPT, HANG_PROMPT, RAISE_PROMPT
 from sglang.test.ports import port_is_free
-from sglang.test.server_fixture import RunningServer, process_is_gone, running_server
+from sglang.test.server.server_fixture import RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 

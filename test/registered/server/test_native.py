@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 

@@ -12,9 +12,9 @@ import httpx
 import openai
 import pytest
 
+from sglang.srt.entrypoints.http.unserved_fields import REFUSED, WITHOUT_EFFECT
 from sglang.srt.entrypoints.openai.protocol import acting_fields
-from sglang.srt.entrypoints.unserved_fields import REFUSED, WITHOUT_EFFECT
-from sglang.test.openai_http import (
+from sglang.test.server.openai_http import (
     CHAT,
     COMPLETIONS,
     GREEDY,
@@ -28,7 +28,7 @@ from sglang.test.openai_http import (
     stream,
     text_of,
 )
-from sglang.test.server_fixture import running_server
+from sglang.test.server.server_fixture import running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 

@@ -9,7 +9,7 @@ import concurrent.futures
 import httpx
 import pytest
 
-from sglang.test.openai_http import (
+from sglang.test.server.openai_http import (
     CHAT,
     COMPLETIONS,
     GREEDY,
@@ -20,7 +20,7 @@ from sglang.test.openai_http import (
     stream,
     text_of,
 )
-from sglang.test.server_fixture import running_server
+from sglang.test.server.server_fixture import running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S
 

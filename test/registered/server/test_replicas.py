@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 import sglang as sgl
-from sglang.test.fake_rank import EXIT_PROMPT, FAKE_RANK, HANG_PROMPT
-from sglang.test.server_fixture import RunningServer, process_is_gone, running_server
+from sglang.test.fakes.fake_rank import EXIT_PROMPT, FAKE_RANK, HANG_PROMPT
+from sglang.test.server.server_fixture import RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 

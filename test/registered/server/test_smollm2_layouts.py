@@ -11,7 +11,7 @@ import pytest
 
 from sglang.srt.configs.model_path import resolve_model_path
 from sglang.test.prompts import PROMPTS
-from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.server.server_fixture import RunningServer, running_server
 
 # Four starts of the model; a busy machine takes several times as long as a quiet one.
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]

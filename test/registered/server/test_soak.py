@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 

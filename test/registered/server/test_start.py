@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from sglang.srt.environ import child_environment
-from sglang.test.server_fixture import READY_LINE, RunningServer, process_is_gone, running_server
+from sglang.test.server.server_fixture import READY_LINE, RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 
@@ -25,7 +25,7 @@ SCRIPT = """
 import os, signal, sys, time
 from sglang.srt.entrypoints import engine_core, server_main
 from sglang.srt.server_args import prepare_server_args
-from sglang.test.fake_rank import FAKE_RANK
+from sglang.test.fakes.fake_rank import FAKE_RANK
 rank = FAKE_RANK
 {bend}
 sys.exit(server_main.run_server(prepare_server_args(sys.argv[1:]), rank_module=rank))
@@ -192,7 +192,7 @@ class Early:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Early())
 from sglang.srt.entrypoints.process_start import serve
-from sglang.test.fake_rank import FAKE_RANK
+from sglang.test.fakes.fake_rank import FAKE_RANK
 sys.exit(serve(sys.argv[1:], rank_module=FAKE_RANK))
 """
     done = subprocess.run(
@@ -228,7 +228,7 @@ def test_an_engine_runs_though_standard_error_is_closed(model: pathlib.Path, tmp
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, sglang as sgl\n"
-        "from sglang.test.fake_rank import FAKE_RANK\n"
+        "from sglang.test.fakes.fake_rank import FAKE_RANK\n"
         "with sgl.Engine(model_path=sys.argv[1], _rank_module=FAKE_RANK) as engine:\n"
         "    print(len(engine.generate('hi', {'max_new_tokens': 3})['output_ids']))\n"
     )

@@ -9,9 +9,9 @@ import json
 import httpx
 import pytest
 
-from sglang.test.chain_model import END, write_chain_model
-from sglang.test.openai_http import CHAT, COMPLETIONS, answer, joined, refused, stream
-from sglang.test.server_fixture import running_server
+from sglang.test.fakes.chain_model import END, write_chain_model
+from sglang.test.server.openai_http import CHAT, COMPLETIONS, answer, joined, refused, stream
+from sglang.test.server.server_fixture import running_server
 from sglang.test.tiny_models import write_tiny_gguf
 
 IM_END = 2

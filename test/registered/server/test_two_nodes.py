@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from sglang.test.ports import held_ports
-from sglang.test.server_fixture import RunningServer, process_is_gone, running_server
+from sglang.test.server.server_fixture import RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 

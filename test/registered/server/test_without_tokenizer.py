@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang.test.server_fixture import RunningServer, running_server
+from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_model
 
 KEY = "some-key-1234567"

@@ -14,10 +14,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from sglang.srt.configs.gguf_config import config_from_gguf
-from sglang.srt.configs.gguf_parts import open_gguf
+from sglang.srt.configs.architectures.rope_scaling import read_rope
+from sglang.srt.configs.gguf.config import config_from_gguf
+from sglang.srt.configs.gguf.parts import open_gguf
 from sglang.srt.configs.model_path import gguf_in_folder, resolve_model_path
-from sglang.srt.configs.rope_scaling import read_rope
 from sglang.srt.configs.utf8 import check_utf8
 from sglang.srt.environ import envs
 

@@ -12,8 +12,8 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from sglang.srt.configs.gguf_header import MAGIC
-from sglang.srt.configs.gguf_parts import first_part, models_among
+from sglang.srt.configs.gguf.header import MAGIC
+from sglang.srt.configs.gguf.parts import first_part, models_among
 from sglang.srt.configs.utf8 import check_utf8
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from sglang.srt.arg_groups.parallel_hook import split_address
+from sglang.srt.arg_groups.hooks.parallel import split_address
 
 __all__ = [
     "Meeting",

@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
-from sglang.srt.entrypoints.generate_fields import parse_generate
+from sglang.srt.entrypoints.http.information import model_information, server_information
+from sglang.srt.entrypoints.native.generate_fields import parse_generate
 from sglang.srt.entrypoints.process_start import fill_closed_streams
-from sglang.srt.entrypoints.server_information import model_information, server_information
-from sglang.srt.managers.rank_processes import RANK_MODULE
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.processes.rank_processes import RANK_MODULE
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log_format import configure_logging

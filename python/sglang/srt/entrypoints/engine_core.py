@@ -14,12 +14,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang.srt.arg_groups.pipeline import resolve
+from sglang.srt.arg_groups.hooks.pipeline import resolve
 from sglang.srt.arg_groups.public_values import short_description
 from sglang.srt.arg_groups.supported import refuse_unserved
-from sglang.srt.entrypoints.chat_rules import report_chat
-from sglang.srt.entrypoints.model_files import published_model_config, published_tokenizer
-from sglang.srt.entrypoints.rank_layout import (
+from sglang.srt.environ import envs
+from sglang.srt.managers.data_parallel_controller import Wire
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.messages import io_struct
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.processes.model_files import published_model_config, published_tokenizer
+from sglang.srt.processes.rank_layout import (
     Machine,
     hold_port,
     layout_line,
@@ -27,16 +31,13 @@ from sglang.srt.entrypoints.rank_layout import (
     refuse_taken_ports,
     refuse_unknown_interface,
 )
-from sglang.srt.entrypoints.ray_machines import RayMachines, connect_to_ray
-from sglang.srt.environ import envs
-from sglang.srt.managers.data_parallel_controller import Wire, open_wire
-from sglang.srt.managers.ipc import SocketFolder
-from sglang.srt.managers.rank_processes import RANK_MODULE, RankProcesses
-from sglang.srt.managers.tokenizer_manager import TokenizerManager
-from sglang.srt.messages import io_struct
-from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.processes.rank_processes import RANK_MODULE, RankProcesses
+from sglang.srt.processes.ray_machines import RayMachines, connect_to_ray
+from sglang.srt.processes.sockets import SocketFolder
+from sglang.srt.processes.wire import open_wire
 from sglang.srt.runtime_context import get_context, get_device, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.tokenizer.chat_rules import report_chat
 
 logger = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from sglang.srt.entrypoints.error_bodies import error_response, rejected_response
-from sglang.srt.entrypoints.http_auth import AccessGate, AccessPolicy, level_of
-from sglang.srt.entrypoints.http_control import build_control_router, build_health_router, build_info_router
-from sglang.srt.entrypoints.http_gates import BodyLimit, StartGate
-from sglang.srt.entrypoints.listen_socket import BACKLOG
-from sglang.srt.entrypoints.native_api import build_native_router
+from sglang.srt.entrypoints.http.auth import AccessGate, AccessPolicy, level_of
+from sglang.srt.entrypoints.http.control import build_control_router, build_health_router, build_info_router
+from sglang.srt.entrypoints.http.errors import error_response, rejected_response
+from sglang.srt.entrypoints.http.gates import BodyLimit, StartGate
+from sglang.srt.entrypoints.http.listen_socket import BACKLOG
+from sglang.srt.entrypoints.http.status import ServerStatus
+from sglang.srt.entrypoints.native.native_api import build_native_router
 from sglang.srt.entrypoints.openai.router import build_openai_router
-from sglang.srt.entrypoints.server_status import ServerStatus
 from sglang.srt.environ import envs
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.runtime_context import get_observability, get_serving

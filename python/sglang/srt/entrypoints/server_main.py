@@ -19,13 +19,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
-from sglang.srt.entrypoints.http_auth import AccessPolicy
-from sglang.srt.entrypoints.listen_socket import listen, url_of
-from sglang.srt.entrypoints.node_main import run_node
+from sglang.srt.entrypoints.http.auth import AccessPolicy
+from sglang.srt.entrypoints.http.listen_socket import listen, url_of
+from sglang.srt.entrypoints.http.status import Phase, ServerStatus
 from sglang.srt.entrypoints.process_start import STOP_SIGNALS, signals_noted
-from sglang.srt.entrypoints.server_status import Phase, ServerStatus
 from sglang.srt.environ import envs
-from sglang.srt.managers.rank_processes import RANK_MODULE, RankDied
+from sglang.srt.processes.node_main import run_node
+from sglang.srt.processes.rank_processes import RANK_MODULE, RankDied
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log_format import configure_logging

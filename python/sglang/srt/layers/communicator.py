@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from sglang.srt.distributed.communication_op import tensor_model_parallel_all_reduce
-from sglang.srt.layers.dp_gather import dp_gather, dp_scatter
+from sglang.srt.layers.exchange.dp_gather import dp_gather, dp_scatter
 from sglang.srt.runtime_context import get_forward, get_parallel
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch
-from sglang.srt.layers.dp_padding import DpPaddingMode
+from sglang.srt.layers.exchange.dp_padding import DpPaddingMode
 from sglang.srt.runtime_context import get_flags, get_forward, get_parallel
 from sglang.srt.runtime_context.widths import (
     attention_dp_width,

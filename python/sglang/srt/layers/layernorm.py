@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from sglang.srt.layers.parameter import LoadableParameter, Place
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place
 
 
 class RMSNorm(nn.Module):

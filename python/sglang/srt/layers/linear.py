@@ -17,9 +17,9 @@ from sglang.srt.distributed.communication_op import (
     attention_tensor_parallel_all_reduce,
     tensor_model_parallel_all_reduce,
 )
-from sglang.srt.layers.head_share import AxisShare, HeadShare
-from sglang.srt.layers.parameter import LoadableParameter, Place
 from sglang.srt.layers.quantization.base_config import LinearMethod
+from sglang.srt.layers.weights.head_share import AxisShare, HeadShare
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place
 from sglang.srt.runtime_context import get_parallel
 
 Axis = Literal["tp", "attn_tp"]

@@ -14,7 +14,7 @@ import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, LogprobAsk
 from sglang.srt.layers.communicator import draws_here, head_spans_replicas
-from sglang.srt.layers.dp_gather import gather_rows
+from sglang.srt.layers.exchange.dp_gather import gather_rows
 from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.srt.layers.token_logprobs import token_logprobs
 from sglang.srt.messages.io_struct import TokenLogprob

@@ -17,8 +17,8 @@ from sglang.srt.distributed.communication_op import (
     tensor_model_parallel_all_gather,
 )
 from sglang.srt.layers.linear import Axis, axis_place
-from sglang.srt.layers.parameter import LoadableParameter, Place
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place
 
 
 class VocabParallelEmbedding(nn.Module):

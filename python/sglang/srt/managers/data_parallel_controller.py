@@ -12,9 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sglang.srt.managers.ipc import ServerChannel, SocketFolder
 from sglang.srt.messages import io_struct
-from sglang.srt.runtime_context import get_parallel
 
 
 class Wire(Protocol):
@@ -35,28 +33,6 @@ class LeaderChannel(Protocol):
     async def recv(self) -> io_struct.Message: ...
 
     def close(self) -> None: ...
-
-
-def replica_count() -> int:
-    """Replicas of the published layout: groups of attention data parallelism, else worlds of --dp-size."""
-    parallel = get_parallel()
-    return parallel.attn_dp_size if parallel.attn_dp_size > 1 else parallel.dp_size
-
-
-def open_wire(folder: SocketFolder, leaders: Sequence[str], *, bind: str | None = None) -> Wire:
-    """The wire to the leaders of the published layout, replica by replica. One leader needs no controller."""
-    parallel = get_parallel()
-    if len(leaders) != replica_count():
-        raise ValueError(f"leaders: one per replica, so {replica_count()}, got {len(leaders)}")
-    channel = ServerChannel(folder, leaders, bind=bind)
-    if len(leaders) == 1:
-        return channel
-    return DataParallelController(
-        channel,
-        replicas=len(leaders),
-        attention_dp=parallel.attn_dp_size > 1,
-        method=parallel.load_balance_method,
-    )
 
 
 @dataclasses.dataclass(slots=True)

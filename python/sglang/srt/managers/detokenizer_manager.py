@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang.srt.environ import envs
-from sglang.srt.managers.incremental_detokenizer import IncrementalDetokenizer
+from sglang.srt.managers.tokenizer_components.incremental_detokenizer import IncrementalDetokenizer
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.io_struct import TokenOutput
 from sglang.srt.sampling.sampling_params import SamplingParams

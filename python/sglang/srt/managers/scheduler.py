@@ -11,7 +11,6 @@ import logging
 from typing import Any, Protocol
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, GenerationBatchResult
-from sglang.srt.managers.schedule_batch import Roster
 from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner, Plan
 from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
 from sglang.srt.managers.scheduler_components.dp_attn import Agreement, DpAttnSync
@@ -23,6 +22,7 @@ from sglang.srt.managers.scheduler_components.output_streamer import OutputStrea
 from sglang.srt.managers.scheduler_components.placement_report import PlacementReporter, replica_number
 from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer
 from sglang.srt.managers.scheduler_components.request_receiver import RequestReceiver
+from sglang.srt.managers.scheduler_components.schedule_batch import Roster
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher, end_ids_of_model
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 from sglang.srt.mem_cache.chunk_cache import ChunkCache

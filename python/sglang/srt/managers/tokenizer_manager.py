@@ -14,12 +14,12 @@ from typing import Any, Protocol, cast
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager
-from sglang.srt.managers.request_control import ControlCalls, merged_flush, merged_placement
-from sglang.srt.managers.request_logger import RequestLogger
-from sglang.srt.managers.request_preparation import RequestPreparer, published_limits
-from sglang.srt.managers.request_splitting import count_sequences, rejected
-from sglang.srt.managers.request_state import AnswerBuilder, CallState, SampleState
-from sglang.srt.managers.request_validation import check_whole_request
+from sglang.srt.managers.tokenizer_components.control import ControlCalls, merged_flush, merged_placement
+from sglang.srt.managers.tokenizer_components.logger import RequestLogger
+from sglang.srt.managers.tokenizer_components.preparation import RequestPreparer, published_limits
+from sglang.srt.managers.tokenizer_components.splitting import count_sequences, rejected
+from sglang.srt.managers.tokenizer_components.state import AnswerBuilder, CallState, SampleState
+from sglang.srt.managers.tokenizer_components.validation import check_whole_request
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput

@@ -13,7 +13,7 @@ import numpy as np
 from sglang.srt.batch.req import Req
 from sglang.srt.mem_cache.allocator import SlotAllocator
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, PrefixMatch
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 
 
 class RequestKV:

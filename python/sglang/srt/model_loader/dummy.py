@@ -14,7 +14,7 @@ import zlib
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.parameter import WeightItem
+from sglang.srt.layers.weights.parameter import WeightItem
 
 # The usual width of freshly made weights: activations stay finite through any number of layers.
 _STD = 0.02

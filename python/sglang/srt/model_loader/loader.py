@@ -18,9 +18,9 @@ from torch import nn
 from tqdm import tqdm
 
 from sglang.srt.configs.model_config import LOAD_FORMATS, ModelConfig
-from sglang.srt.layers.parameter import WeightItem, bytes_to_read
+from sglang.srt.layers.weights.parameter import WeightItem, bytes_to_read
 from sglang.srt.model_loader.dummy import dummy_weights
-from sglang.srt.model_loader.gguf_reader import gguf_weights
+from sglang.srt.model_loader.gguf.reader import gguf_weights
 from sglang.srt.model_loader.safetensors_weights import safetensors_weights
 from sglang.srt.model_loader.spare_tensors import put_aside
 from sglang.srt.platforms import available_memory_bytes

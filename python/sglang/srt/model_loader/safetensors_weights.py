@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sglang.srt.configs.utf8 import check_utf8
-from sglang.srt.layers.parameter import WeightItem
+from sglang.srt.layers.weights.parameter import WeightItem
 
 logger = logging.getLogger(__name__)
 

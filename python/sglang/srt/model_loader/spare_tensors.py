@@ -12,8 +12,8 @@ import logging
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.parameter import WeightItem
 from sglang.srt.layers.rotary_embedding import get_rope
+from sglang.srt.layers.weights.parameter import WeightItem
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ Read by resolution, loaders and layers (``is_cuda()``, ``cpu_has_bf16()``).
 Must not import torch at the top and must not import anything under ``srt/utils``.
 """
 
+from sglang.srt.platforms.base import is_cpu_only, is_cuda, is_hip, is_npu, is_xpu
 from sglang.srt.platforms.cpu import available_memory_bytes, cpu_count, cpu_flags, cpu_has_bf16
-from sglang.srt.platforms.device import is_cpu_only, is_cuda, is_hip, is_npu, is_xpu
 
 __all__ = [
     "available_memory_bytes",

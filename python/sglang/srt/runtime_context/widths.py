@@ -22,6 +22,7 @@ __all__ = [
     "derive_stage_ranks",
     "published_widths",
     "ranks_of_node",
+    "replica_count",
     "runs_attention_dp",
     "worlds_of",
 ]
@@ -44,6 +45,11 @@ def worlds_of(layout: Any) -> int:
     """Worlds of the deployment, of whatever answers for the two leaves, resolved or published."""
     replicas = attention_dp_width(enable_dp_attention=layout.enable_dp_attention, dp_size=layout.dp_size)
     return int(layout.dp_size) // replicas
+
+
+def replica_count(layout: Any) -> int:
+    """Replicas that requests are spread over: groups of attention data parallelism, else worlds."""
+    return int(layout.attn_dp_size if layout.attn_dp_size > 1 else layout.dp_size)
 
 
 def derive_attention_widths(*, tp_size: int, attn_cp_size: int, attn_dp_size: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, processors
 
-from sglang.srt.configs.gguf_header import GGUFHeader
+from sglang.srt.configs.gguf.header import GGUFHeader
 from sglang.srt.tokenizer.gguf_pretokenizer import (
     PRE_TOKENIZATIONS,
     PreTokenization,

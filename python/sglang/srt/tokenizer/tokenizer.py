@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang.srt.configs.gguf_parts import open_gguf
+from sglang.srt.configs.gguf.parts import open_gguf
 from sglang.srt.configs.model_path import gguf_in_folder
 from sglang.srt.tokenizer.chat_template import read_chat_template
 from sglang.srt.tokenizer.gguf_tokenizer import read_gguf_vocabulary

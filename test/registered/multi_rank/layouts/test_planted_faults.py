@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang.test.lab_faults import FAULTS
-from sglang.test.layout_lab import LLAMA, QWEN3, Cell, Layout, LayoutLab
+from sglang.test.lab.faults import FAULTS
+from sglang.test.lab.layout_lab import LLAMA, QWEN3, Cell, Layout, LayoutLab
 
 TP2 = Layout(tp_size=2)
 TP2_DP2 = Layout(tp_size=2, attn_dp_size=2)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang.test.layout_lab import LLAMA, MODELS, QWEN3, Cell, CellResult, Layout, LayoutLab
+from sglang.test.lab.layout_lab import LLAMA, MODELS, QWEN3, Cell, CellResult, Layout, LayoutLab
 
 LAYOUTS = [
     Layout(tp_size=1, worlds=2),

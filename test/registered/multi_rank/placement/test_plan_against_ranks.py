@@ -7,10 +7,10 @@ register_cpu_ci(est_time=12, suite="multi-rank-cpu")
 from typing import Any
 
 from sglang.srt.arg_groups.cli import parse_command_line
-from sglang.srt.arg_groups.pipeline import resolve_layout
+from sglang.srt.arg_groups.hooks.pipeline import resolve_layout
 from sglang.srt.distributed import parallel_state
-from sglang.srt.entrypoints.placement_plan import plan_from_flags
-from sglang.srt.entrypoints.placement_table import as_json
+from sglang.srt.placement.plan import plan_from_flags
+from sglang.srt.placement.table import as_json
 from sglang.srt.runtime_context import SpawnRanks, get_context, publish
 from sglang.srt.runtime_context.placement import placement_of
 from sglang.srt.server_args import ServerArgs

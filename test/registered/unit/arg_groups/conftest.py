@@ -41,7 +41,7 @@ def model_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def resolved(model_folder: Path) -> Callable[..., Any]:
     """A record of these settings, resolved; `model_path` is the folder unless stated."""
-    from sglang.srt.arg_groups.pipeline import resolve
+    from sglang.srt.arg_groups.hooks.pipeline import resolve
     from sglang.srt.server_args import ServerArgs
 
     def build(**settings: Any) -> Any:

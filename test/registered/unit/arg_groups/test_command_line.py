@@ -256,7 +256,7 @@ def test_reading_a_command_line_does_not_load_torch():
     """The server process never loads it; a heavy import here would be paid at every start."""
     code = (
         "import sys; from sglang.srt.server_args import prepare_server_args;"
-        "prepare_server_args(['--model-path', 'm']); import sglang.srt.arg_groups.pipeline;"
+        "prepare_server_args(['--model-path', 'm']); import sglang.srt.arg_groups.hooks.pipeline;"
         "sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

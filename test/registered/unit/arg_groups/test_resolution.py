@@ -11,9 +11,14 @@ import logging
 import msgspec
 import pytest
 
-from sglang.srt.arg_groups import device_hook, dtype_hook, pipeline, values_hook
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.hooks import device as device_hook
+from sglang.srt.arg_groups.hooks import dtype as dtype_hook
+from sglang.srt.arg_groups.hooks import pipeline
+from sglang.srt.arg_groups.hooks import values as values_hook
+from sglang.srt.arg_groups.hooks.pipeline import resolve
+from sglang.srt.arg_groups.hooks.schedule import default_rows
 from sglang.srt.arg_groups.overrides import (
     declare,
     declared_provenance,
@@ -22,8 +27,6 @@ from sglang.srt.arg_groups.overrides import (
     provenance_of,
     resolution_result,
 )
-from sglang.srt.arg_groups.pipeline import resolve
-from sglang.srt.arg_groups.schedule_hook import default_rows
 from sglang.srt.server_args import ServerArgs, pack_server_args, unpack_server_args
 
 

@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
+from sglang.srt.configs.architectures.rope_scaling import llama3_factors, llama3_from_factors, read_rope
 from sglang.srt.configs.model_config import ModelConfig, merge_override
-from sglang.srt.configs.rope_scaling import llama3_factors, llama3_from_factors, read_rope
 from sglang.srt.environ import envs
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from sglang.srt.entrypoints import rank_main
-from sglang.srt.entrypoints.rank_life import RankLife
 from sglang.srt.messages import io_struct
+from sglang.srt.processes import rank_main
+from sglang.srt.processes.rank_life import RankLife
 from sglang.srt.utils.os_errors import cure_of, with_cure
 
 CLOSED = [numbers for count in range(4) for numbers in itertools.combinations((0, 1, 2), count)]

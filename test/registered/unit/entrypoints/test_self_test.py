@@ -16,7 +16,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.played_scheduler import LENGTH, PlayedScheduler, play
+from sglang.test.fakes.played_scheduler import LENGTH, PlayedScheduler, play
 from sglang.test.text_tokenizers import write_text_tokenizer
 from sglang.test.waiting import until
 

@@ -17,12 +17,13 @@ from starlette.datastructures import Headers
 
 import sglang
 from sglang import cli
-from sglang.srt.entrypoints.generate_fields import dp_rank_of_header, parse_generate
-from sglang.srt.entrypoints.listen_socket import listen, url_of
-from sglang.srt.entrypoints.server_information import launch_command
-from sglang.srt.entrypoints.sse import DONE, EventStream, event, first_then
-from sglang.srt.entrypoints.unknown_fields import MAX_NAMES, UnknownFields
-from sglang.srt.entrypoints.unserved_fields import REFUSED, Refused, unserved
+from sglang.srt.entrypoints.http.dp_rank_header import dp_rank_of_header
+from sglang.srt.entrypoints.http.information import launch_command
+from sglang.srt.entrypoints.http.listen_socket import listen, url_of
+from sglang.srt.entrypoints.http.sse import DONE, EventStream, event, first_then
+from sglang.srt.entrypoints.http.unknown_fields import MAX_NAMES, UnknownFields
+from sglang.srt.entrypoints.http.unserved_fields import REFUSED, Refused, unserved
+from sglang.srt.entrypoints.native.generate_fields import parse_generate
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams

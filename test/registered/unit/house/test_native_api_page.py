@@ -7,7 +7,7 @@ register_cpu_ci(est_time=2, suite="unit-cpu")
 import re
 from pathlib import Path
 
-from sglang.srt.entrypoints import http_auth
+from sglang.srt.entrypoints.http import auth as http_auth
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 

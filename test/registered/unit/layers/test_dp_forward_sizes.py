@@ -14,8 +14,8 @@ import torch
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
 from sglang.srt.distributed import communication_op
 from sglang.srt.layers import communicator, dp_attention
-from sglang.srt.layers.dp_gather import dp_gather, dp_scatter
-from sglang.srt.layers.dp_padding import DpPaddingMode
+from sglang.srt.layers.exchange.dp_gather import dp_gather, dp_scatter
+from sglang.srt.layers.exchange.dp_padding import DpPaddingMode
 from sglang.srt.layers.logits_processor import Piece, shared_pieces
 from sglang.srt.runtime_context import get_forward, get_parallel
 from sglang.test.test_utils import published_topology

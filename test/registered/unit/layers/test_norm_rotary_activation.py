@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from sglang.srt.layers.activation import gated_activation
 from sglang.srt.layers.layernorm import RMSNorm
-from sglang.srt.layers.parameter import WeightItem, WeightLedger
 from sglang.srt.layers.rotary_embedding import apply_rotary, get_rope
+from sglang.srt.layers.weights.parameter import WeightItem, WeightLedger
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from sglang.srt.layers import vocab_parallel_embedding as vocab
-from sglang.srt.layers.head_share import AxisShare
 from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from sglang.srt.layers.parameter import LoadableParameter, Place, WeightLedger, bytes_to_read
 from sglang.srt.layers.quantization.unquant import UnquantizedConfig, UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from sglang.srt.layers.weights.head_share import AxisShare
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place, WeightLedger, bytes_to_read
 from sglang.test.test_utils import published_topology
 from sglang.test.weight_items import Reads, fill
 

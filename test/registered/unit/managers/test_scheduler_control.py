@@ -22,7 +22,7 @@ from sglang.srt.messages.io_struct import (
     ShutdownReq,
     encode,
 )
-from sglang.test.mock_model import MemoryChannel, expected_output, make_request, run
+from sglang.test.fakes.mock_model import MemoryChannel, expected_output, make_request, run
 
 New = Callable[..., Scheduler]
 PROMPT = [(7 * i) % 900 for i in range(40)]

@@ -13,7 +13,7 @@ import pytest
 from sglang.srt.batch.forward_batch import LogprobAsk
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.messages.io_struct import AbortReq
-from sglang.test.mock_model import Answer, expected_logprobs, expected_output, make_request, run
+from sglang.test.fakes.mock_model import Answer, expected_logprobs, expected_output, make_request, run
 
 New = Callable[..., Scheduler]
 PROMPT = [(7 * i) % 900 for i in range(50)]

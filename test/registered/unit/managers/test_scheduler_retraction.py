@@ -13,7 +13,7 @@ import pytest
 
 from sglang.srt.batch.forward_batch import LogprobAsk
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.test.mock_model import answers, expected_logprobs, expected_output, make_request, run
+from sglang.test.fakes.mock_model import answers, expected_logprobs, expected_output, make_request, run
 
 New = Callable[..., Scheduler]
 PROMPTS = [[(start + 7 * i) % 900 for i in range(30)] for start in range(0, 400, 50)]

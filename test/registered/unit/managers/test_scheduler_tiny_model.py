@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from sglang.srt.arg_groups.pipeline import resolve
+from sglang.srt.arg_groups.hooks.pipeline import resolve
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import parallel_state
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
 from sglang.srt.server_args import ServerArgs
-from sglang.test.mock_model import Answer, MemoryChannel, make_request, run
+from sglang.test.fakes.mock_model import Answer, MemoryChannel, make_request, run
 from sglang.test.tiny_models import write_tiny_model
 
 BASE = [(13 * i) % 400 + 5 for i in range(60)]

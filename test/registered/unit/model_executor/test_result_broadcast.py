@@ -15,7 +15,7 @@ from sglang.srt.messages.io_struct import TokenLogprob
 from sglang.srt.model_executor.result_broadcast import plan_checksum, plan_fingerprint, share_result
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.runtime_context import get_parallel
-from sglang.test.fake_group import FakeGroup
+from sglang.test.fakes.fake_group import FakeGroup
 from sglang.test.test_utils import published_topology
 
 RESULT = GenerationBatchResult(

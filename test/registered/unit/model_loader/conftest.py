@@ -6,7 +6,7 @@ Owns the fixtures and a stand-in for a model. Read by the tests beside it.
 import pytest
 import torch
 
-from sglang.srt.layers.parameter import LoadableParameter, Place, WeightLedger
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place, WeightLedger
 from sglang.srt.model_loader.dummy import checkpoint_shapes
 from sglang.srt.model_loader.loader import load_model, open_checkpoint
 from sglang.test.tiny_models import write_tiny_model

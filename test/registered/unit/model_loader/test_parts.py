@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from sglang.srt.configs.gguf_types import GGML_TYPES
+from sglang.srt.configs.gguf.types import GGML_TYPES
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.model_loader import gguf_dequant, loader, safetensors_weights
+from sglang.srt.model_loader import loader, safetensors_weights
 from sglang.srt.model_loader.dummy import _CHUNK_ROWS, _values, dummy_weights
-from sglang.srt.model_loader.gguf_dequant import DECODERS, dequantize
+from sglang.srt.model_loader.gguf import dequant as gguf_dequant
+from sglang.srt.model_loader.gguf.dequant import DECODERS, dequantize
 from sglang.srt.model_loader.loader import load_model, open_checkpoint
 from sglang.srt.models.registry import model_class
 from sglang.test.test_utils import published_topology

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.parameter import WeightItem
+from sglang.srt.layers.weights.parameter import WeightItem
 from sglang.srt.model_loader.loader import open_checkpoint
 from sglang.srt.models.registry import model_class
 from sglang.test.test_utils import published_topology

@@ -6,7 +6,7 @@ register_cpu_ci(est_time=3, suite="unit-cpu")
 
 import pytest
 
-from sglang.srt.entrypoints.placement_plan import Group, partitions, plan_from_flags
+from sglang.srt.placement.plan import Group, partitions, plan_from_flags
 
 
 def _labels(flags: str) -> list[str]:

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sglang.srt.entrypoints import placement_picture
-from sglang.srt.entrypoints.placement_picture import MOST_DRAWN, colours_of, draw, letter_of
-from sglang.srt.entrypoints.placement_plan import plan_from_flags
-from sglang.srt.entrypoints.svg_canvas import ink_on
+from sglang.srt.placement import picture as placement_picture
+from sglang.srt.placement.picture import MOST_DRAWN, colours_of, draw, letter_of
+from sglang.srt.placement.plan import plan_from_flags
+from sglang.srt.placement.svg_canvas import ink_on
 
 Colours = tuple[str, str | None]
 Matrix = tuple[tuple[float, float, float], ...]

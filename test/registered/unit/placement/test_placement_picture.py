@@ -16,10 +16,11 @@ from xml.etree import ElementTree
 import pytest
 
 from sglang.placement import main
-from sglang.srt.entrypoints import placement_picture, svg_frames
-from sglang.srt.entrypoints.placement_picture import MOST_DRAWN, draw
-from sglang.srt.entrypoints.placement_plan import Group, Plan, plan_from_flags
-from sglang.srt.entrypoints.svg_canvas import Canvas, text_width, wrap
+from sglang.srt.placement import picture as placement_picture
+from sglang.srt.placement import svg_frames
+from sglang.srt.placement.picture import MOST_DRAWN, draw
+from sglang.srt.placement.plan import Group, Plan, plan_from_flags
+from sglang.srt.placement.svg_canvas import Canvas, text_width, wrap
 
 SVG = "{http://www.w3.org/2000/svg}"
 LAYOUTS = {

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang.placement import main
-from sglang.srt.entrypoints.placement_plan import MOST_RANKS, plan_from_flags
-from sglang.srt.entrypoints.placement_table import as_json
+from sglang.srt.placement.plan import MOST_RANKS, plan_from_flags
+from sglang.srt.placement.table import as_json
 
 WORKED = "--tp-size 8 --pp-size 2 --attn-dp-size 2 --attn-cp-size 2 --ep-size 4 --moe-dp-size 2"
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from sglang.srt.entrypoints.openai.logprobs import TextOffsets
-from sglang.srt.managers.incremental_detokenizer import IncrementalDetokenizer
+from sglang.srt.managers.tokenizer_components.incremental_detokenizer import IncrementalDetokenizer
 from sglang.srt.tokenizer.id_reader import REPLACEMENT
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from sglang.test.text_tokenizers import KINDS, sentencepiece_vocabulary, write_text_tokenizer

@@ -10,8 +10,8 @@ import gguf
 import pytest
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.entrypoints.chat_rules import chat_end_ids, describe_ends
 from sglang.srt.tokenizer import turn_ends
+from sglang.srt.tokenizer.chat_rules import chat_end_ids, describe_ends
 from sglang.srt.tokenizer.tokenizer import load_tokenizer
 from sglang.srt.tokenizer.turn_ends import TURN_ENDS, turn_ends_in
 from sglang.test import tiny_models

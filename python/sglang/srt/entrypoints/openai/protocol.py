@@ -16,8 +16,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from sglang.srt.entrypoints.unknown_fields import UnknownFields
-from sglang.srt.entrypoints.unserved_fields import (
+from sglang.srt.entrypoints.http.unknown_fields import UnknownFields
+from sglang.srt.entrypoints.http.unserved_fields import (
     WITHOUT_EFFECT,
     Refused,
     Route,

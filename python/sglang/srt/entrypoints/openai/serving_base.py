@@ -15,8 +15,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sglang.srt.entrypoints.error_bodies import error_response, json_response, rejected_response
-from sglang.srt.entrypoints.generate_fields import dp_rank_of_header
+from sglang.srt.entrypoints.http.dp_rank_header import dp_rank_of_header
+from sglang.srt.entrypoints.http.errors import error_response, json_response, rejected_response
+from sglang.srt.entrypoints.http.request_body import read_json
 from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, raise_if_failed
 from sglang.srt.entrypoints.openai.protocol import (
     SharedRequest,
@@ -26,7 +27,6 @@ from sglang.srt.entrypoints.openai.protocol import (
     sampling_mapping,
     shown,
 )
-from sglang.srt.entrypoints.openai.request_body import read_json
 from sglang.srt.entrypoints.openai.serving_job import Dialect, Job, Manager, ServingSettings
 from sglang.srt.entrypoints.openai.streaming import open_stream, writing_the_answer
 from sglang.srt.entrypoints.openai.usage import usage_of

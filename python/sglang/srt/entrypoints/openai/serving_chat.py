@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang.srt.entrypoints.chat_rules import chat_end_ids
 from sglang.srt.entrypoints.openai.chat_messages import prompt_ids
 from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
 from sglang.srt.entrypoints.openai.logprobs import chat_content
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, reject, unknown_fields
 from sglang.srt.entrypoints.openai.serving_base import make_job
 from sglang.srt.entrypoints.openai.serving_job import Job, Manager, ServingSettings
+from sglang.srt.tokenizer.chat_rules import chat_end_ids
 
 
 class ChatDialect:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from sglang.srt.entrypoints.http.unknown_fields import UnknownFields
 from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
 from sglang.srt.entrypoints.openai.protocol import SharedRequest
-from sglang.srt.entrypoints.unknown_fields import UnknownFields
-from sglang.srt.managers.request_validation import RequestLimits
+from sglang.srt.managers.tokenizer_components.validation import RequestLimits
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.runtime_context import get_serving
 

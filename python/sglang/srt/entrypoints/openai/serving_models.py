@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sglang.srt.entrypoints.error_bodies import error_response, json_response
+from sglang.srt.entrypoints.http.errors import error_response, json_response
 from sglang.srt.entrypoints.openai.serving_job import Manager
 
 OWNER = "sglang"

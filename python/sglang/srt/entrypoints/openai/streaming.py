@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from sglang.srt.entrypoints.error_bodies import error_body
+from sglang.srt.entrypoints.http.errors import error_body
+from sglang.srt.entrypoints.http.sse import EventStream, first_then
 from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, raise_if_failed
 from sglang.srt.entrypoints.openai.protocol import in_client_words
 from sglang.srt.entrypoints.openai.serving_job import Dialect, Job, ServingSettings
 from sglang.srt.entrypoints.openai.usage import usage_of
-from sglang.srt.entrypoints.sse import EventStream, first_then
 from sglang.srt.messages.errors import RequestRejected
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sglang.srt.layers.parameter import Place
+from sglang.srt.layers.weights.parameter import Place
 
 
 class LinearMethod(ABC):

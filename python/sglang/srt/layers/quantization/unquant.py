@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sglang.srt.layers.parameter import LoadableParameter, Place
 from sglang.srt.layers.quantization.base_config import LinearMethod, QuantizationConfig
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place
 from sglang.srt.platforms import cpu_flags, cpu_has_bf16
 
 #: Rows of input that the packed layout is asked to suit; measured best or equal from 2 to 256 rows.

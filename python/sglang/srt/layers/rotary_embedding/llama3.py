@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sglang.srt.configs.rope_scaling import llama3_factors
+from sglang.srt.configs.architectures.rope_scaling import llama3_factors
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
 

@@ -15,14 +15,15 @@ import numpy as np
 import torch
 
 from sglang.srt.batch.req import Req
-from sglang.srt.managers.schedule_batch import (
+from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
+from sglang.srt.managers.scheduler_components.schedule_batch import (
     PrefillPart,
     Roster,
     ScheduledBatch,
     make_decode_batch,
     make_prefill_batch,
 )
-from sglang.srt.managers.schedule_policy import (
+from sglang.srt.managers.scheduler_components.schedule_policy import (
     NewTokenRatio,
     PrefillBudget,
     count_deferral,
@@ -30,7 +31,6 @@ from sglang.srt.managers.schedule_policy import (
     requeue,
     waits_for,
 )
-from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.mem_cache.base_prefix_cache import PrefixMatch
 from sglang.srt.mem_cache.request_kv import RequestKV
 from sglang.srt.messages.io_struct import FinishReason

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from sglang.srt.batch.forward_batch import GenerationBatchResult
 from sglang.srt.batch.req import Req
-from sglang.srt.managers.schedule_batch import PrefillPart, Roster, ScheduledBatch
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
+from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, Roster, ScheduledBatch
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
 from sglang.srt.mem_cache.request_kv import RequestKV
 from sglang.srt.messages.io_struct import FinishReason, TokenLogprob

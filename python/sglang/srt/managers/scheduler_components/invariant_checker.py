@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang.srt.managers.schedule_batch import Roster
+from sglang.srt.managers.scheduler_components.schedule_batch import Roster
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.mem_cache.request_kv import RequestKV
 

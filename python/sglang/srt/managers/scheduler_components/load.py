@@ -11,9 +11,9 @@ import time
 from typing import Any
 
 from sglang.srt.batch.forward_batch import GenerationBatchResult
-from sglang.srt.managers.schedule_batch import PrefillPart, Roster, ScheduledBatch
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
+from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, Roster, ScheduledBatch
 from sglang.srt.mem_cache.request_kv import RequestKV
 
 logger = logging.getLogger(__name__)

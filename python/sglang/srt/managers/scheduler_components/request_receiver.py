@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from sglang.srt.batch.req import Req
 from sglang.srt.batch.sampling_row import SamplingRow
-from sglang.srt.managers.schedule_batch import Roster
 from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner
 from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
+from sglang.srt.managers.scheduler_components.schedule_batch import Roster
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
 from sglang.srt.messages.io_struct import AbortReq, FinishReason, TokenizedGenerateReqInput
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from sglang.srt.mem_cache.memory_pool import RESERVED_PAGES
+from sglang.srt.mem_cache.pools.memory_pool import RESERVED_PAGES
 
 
 class FreePages:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from sglang.srt.arg_groups.schedule_hook import default_rows
+from sglang.srt.arg_groups.hooks.schedule import default_rows
 from sglang.srt.constants import CPU_KV_POOL_MAX_BYTES, CPU_KV_POOL_SHARE, LOAD_TIMEOUT_S
 from sglang.srt.layers.attention.base_attn_backend import KVLayout, KVSpec
 from sglang.srt.mem_cache.allocator import SlotAllocator, make_slot_allocator
-from sglang.srt.mem_cache.memory_pool import PagedKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool, ReqToTokenPool
 from sglang.srt.runtime_context import get_parallel, get_schedule
 from sglang.srt.runtime_context.widths import worlds_of
 

@@ -13,13 +13,13 @@ from torch import nn
 
 from sglang.srt.batch.forward_context import ForwardContext
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.head_share import HeadShare
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.rotary_embedding import apply_rotary
 from sglang.srt.layers.rotary_embedding.base import CosSin
+from sglang.srt.layers.weights.head_share import HeadShare
 from sglang.srt.runtime_context import get_parallel
 
 logger = logging.getLogger(__name__)

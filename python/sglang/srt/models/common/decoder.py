@@ -17,12 +17,12 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.communicator import gather_mlp_rows, head_axis, reduce_mlp_rows
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
-from sglang.srt.layers.parameter import WeightItem, WeightLedger
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.quantization.unquant import UnquantizedConfig
 from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.layers.rotary_embedding.base import CosSin
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from sglang.srt.layers.weights.parameter import WeightItem, WeightLedger
 from sglang.srt.models.common.attention import SelfAttention
 from sglang.srt.models.common.mlp import GatedMLP
 

@@ -1,0 +1,1 @@
+"""The steps of resolution, one topic a file, and their order."""

@@ -1,0 +1,71 @@
+"""Opens the model's own config once and takes from it what the operator left open.
+
+Decides the context length and where the tokenizer is, and refuses a layout that the model is too small for.
+Must not read a weight.
+"""
+
+from sglang.srt.arg_groups.arg_utils import Leaf
+from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.hooks.parallel import attention_dp_of
+from sglang.srt.arg_groups.model_override_base import ResolvingView
+from sglang.srt.arg_groups.supported import refusal
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+
+def _refuse_early(view: ResolvingView, *names: str) -> None:
+    """What this build cannot do with the model files is said before the files are looked at."""
+    leaves: list[Leaf] = [LEAVES[name] for name in names]
+    sentences = [refusal(leaf, getattr(view, leaf.name)) for leaf in leaves]
+    found = [sentence for sentence in sentences if sentence]
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def _check_sampling_defaults(view: ResolvingView, config: ModelConfig) -> None:
+    """They fill what each request leaves out; a wrong one would refuse every request instead of the start."""
+    if view.sampling_defaults != "model":
+        return
+    try:
+        SamplingParams.from_request(None, config.generation_defaults)
+    except ValueError as error:
+        raise ValueError(
+            f"{config.path / 'generation_config.json'}: {error}; correct the file, or ignore it with "
+            "--sampling-defaults openai"
+        ) from error
+
+
+def _check_attention_width(view: ResolvingView, config: ModelConfig) -> None:
+    """Heads that do not divide are padded, which costs some memory; a rank that could never hold a query
+    head, however they are dealt out, would only cost.
+    """
+    attn_dp = attention_dp_of(view)
+    parts, heads = attn_dp * view.attn_cp_size, config.num_heads
+    width = view.tp_size // parts
+    if width > heads:
+        raise ValueError(
+            f"attention-TP width <= query heads must hold: {width} ranks (--tp-size {view.tp_size}, "
+            f"--attn-dp-size {attn_dp}, --attn-cp-size {view.attn_cp_size}) would share the {heads} query "
+            f"heads of {config.path}, and at least {width - heads} of them would hold padding only; lower "
+            f"--tp-size to at most {heads * parts}, or raise --attn-dp-size"
+        )
+
+
+def resolve_model(view: ResolvingView) -> None:
+    _refuse_early(view, "load_format", "revision", "download_dir", "quantization")
+    config = ModelConfig.from_path(
+        view.model_path,
+        context_length=view.context_length,
+        override_json=view.json_model_override_args,
+        load_format=view.load_format,
+    )
+    if view.quantization == "gguf" and config.source != "gguf":
+        raise ValueError(
+            f"--quantization gguf needs a GGUF file, and {config.path} holds none; leave the flag out "
+            "or give the .gguf file as --model-path"
+        )
+    _check_attention_width(view, config)
+    _check_sampling_defaults(view, config)
+    view.fill("model_hook", context_length=config.context_len)
+    if not view.skip_tokenizer_init:
+        view.fill("model_hook", tokenizer_path=str(config.path))

@@ -1,0 +1,1 @@
+"""What configurations of single architectures say, and how it is read."""

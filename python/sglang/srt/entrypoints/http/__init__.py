@@ -1,0 +1,1 @@
+"""What every HTTP route needs: body, errors, event framing, access, status and control."""

@@ -1,0 +1,1 @@
+"""The native routes: `/generate` and its fields."""

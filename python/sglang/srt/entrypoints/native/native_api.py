@@ -1,0 +1,53 @@
+"""Owns SGLang's native route `/generate`: body to `GenerateReqInput`, answer as JSON or events.
+
+Included by the HTTP server. It must not check what the tokenizer manager checks.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from sglang.srt.entrypoints.http.dp_rank_header import dp_rank_of_header
+from sglang.srt.entrypoints.http.errors import json_response, rejected_response, stream_error
+from sglang.srt.entrypoints.http.request_body import read_json
+from sglang.srt.entrypoints.http.sse import EventStream, first_then
+from sglang.srt.entrypoints.native.generate_fields import parse_generate
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.messages.errors import RequestRejected
+
+
+class ManagerSource(Protocol):
+    """Where the tokenizer manager comes from once the engine is up."""
+
+    @property
+    def manager(self) -> TokenizerManager: ...
+
+
+def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRouter:
+    """`/generate`, POST and PUT. `incremental` makes streams carry what is new instead of all so far."""
+    router = APIRouter(tags=["native"])
+
+    @router.post("/generate")
+    @router.put("/generate", include_in_schema=False)
+    async def generate(request: Request) -> Response:
+        try:
+            obj = parse_generate(await read_json(request))
+            stated = dp_rank_of_header(request.headers)
+            if stated is not None:
+                obj.routed_dp_rank = stated
+            items = source.manager.generate_request(
+                obj, request.is_disconnected, incremental=incremental and obj.stream is True
+            )
+            found, rejoined = await first_then(items)
+        except (RequestRejected, ValueError) as error:
+            return rejected_response(error)
+        if obj.stream:
+            return EventStream(rejoined, on_error=stream_error)
+        answer = await anext(rejoined) if found else None
+        await items.aclose()
+        return json_response(answer)
+
+    return router

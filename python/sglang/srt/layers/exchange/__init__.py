@@ -1,0 +1,1 @@
+"""What attention replicas exchange between two layers, and how it is padded."""

@@ -1,0 +1,1 @@
+"""What a parameter is and which part of it a rank holds."""

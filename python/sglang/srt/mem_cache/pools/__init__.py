@@ -1,0 +1,1 @@
+"""The pools that hold keys and values, one layout a file."""

@@ -1,0 +1,1 @@
+"""GGUF tensors to weights: names, blocks, reader."""

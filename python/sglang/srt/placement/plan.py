@@ -1,0 +1,225 @@
+"""Owns the plan of a deployment: every rank's seat and every group, from flags alone, before anything starts.
+
+Read by the placement printer, which shows it as a table, as JSON or as a picture. Must not do arithmetic of
+its own: seats are what ``publish`` would stamp in each process, groups what ``group_layout`` would build,
+machines what ``ranks_of_node`` gives each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.arg_groups.cli import parse_command_line
+from sglang.srt.arg_groups.hooks.pipeline import resolve_layout
+from sglang.srt.arg_groups.model_override_base import resolving_view
+from sglang.srt.distributed.group_layout import GroupSizes, attn_dp_replicas, layout
+from sglang.srt.runtime_context.publication import Publication, SpawnRanks, build_publication
+from sglang.srt.runtime_context.widths import ranks_of_node, worlds_of
+from sglang.srt.server_args import ServerArgs
+
+__all__ = [
+    "DIMENSIONS",
+    "MEANING",
+    "MOST_RANKS",
+    "Group",
+    "Partition",
+    "Plan",
+    "Seat",
+    "partitions",
+    "plan_from_flags",
+    "plan_of",
+]
+
+#: In the order in which a reader wants them; each has `<name>_size` and `<name>_rank` in the context.
+DIMENSIONS = ("pp", "tp", "attn_dp", "attn_cp", "attn_tp", "dcp", "moe_dp", "moe_ep", "moe_tp")
+
+MEANING = {
+    "pp": "pipeline stages; the group passes hidden states on",
+    "tp": "one stage's weights, cut over these ranks",
+    "attn_dp": "ranks that hold the same requests; an index, not a group",
+    "attn_cp": "slices of one long prompt",
+    "attn_tp": "attention heads, cut over ranks that hold the same requests",
+    "dcp": "stripes of one sequence's cache while decoding",
+    "moe_dp": "copies of the experts",
+    "moe_ep": "whole experts, spread over ranks",
+    "moe_tp": "each expert's matrices, cut over ranks",
+}
+
+#: Leaves by which a layout is spelled on the command line; `dp_size` depends on who counts.
+_FLAGS = ("tp_size", "pp_size", "attn_cp_size", "dcp_size", "ep_size", "moe_dp_size", "nnodes")
+
+#: A table of more lines tells nobody anything, and each seat is computed as a process would.
+MOST_RANKS = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where one rank sits. ``ranks`` holds ``<dimension>_rank`` of every dimension, ``dp_rank`` the
+    replica."""
+
+    dp_rank: int
+    node: int
+    world_rank: int
+    ranks: Mapping[str, int]
+
+    @property
+    def leads(self) -> bool:
+        """The first rank of an attention-TP group takes its requests and samples for all of it."""
+        return self.ranks["attn_tp"] == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One kind of group and its lists of world ranks. Not ``collective``: an index, nobody reduces over
+    it."""
+
+    kind: str
+    width: int
+    lists: Sequence[Sequence[int]]
+    collective: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """One way to cut the ranks into groups, with every kind of group that cuts them so."""
+
+    kinds: Sequence[str]
+    width: int
+    lists: Sequence[Sequence[int]]
+    collective: bool = True
+
+    @property
+    def label(self) -> str:
+        """``tp = attn_tp = moe_tp``."""
+        return " = ".join(self.kinds)
+
+
+def partitions(groups: Sequence[Group]) -> list[Partition]:
+    """What really cuts, each partition once: kinds whose groups are the same lists of ranks in the same order
+    become one, at the place of the first of them. Kinds of one rank a group are left out, and an index is
+    equal to no group, since nobody reduces over it."""
+    equal: dict[tuple[bool, tuple[tuple[int, ...], ...]], list[Group]] = {}
+    for group in groups:
+        if group.width > 1:
+            lists = tuple(tuple(ranks) for ranks in group.lists)
+            equal.setdefault((group.collective, lists), []).append(group)
+    return [
+        Partition(
+            kinds=[group.kind for group in same],
+            width=same[0].width,
+            lists=same[0].lists,
+            collective=collective,
+        )
+        for (collective, _), same in equal.items()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A deployment: ``replicas`` worlds that are all cut alike, over ``nodes`` machines."""
+
+    flags: str
+    replicas: int
+    nodes: int
+    world_size: int
+    widths: Mapping[str, int]
+    seats: Sequence[Seat]
+    groups: Sequence[Group]
+
+    def wide(self) -> list[str]:
+        """Dimensions that really cut something."""
+        return [name for name in DIMENSIONS if self.widths[name] > 1]
+
+    def flat(self) -> list[str]:
+        """Dimensions one wide: every rank is rank 0 of a group of its own."""
+        return [name for name in DIMENSIONS if self.widths[name] == 1]
+
+
+def plan_from_flags(argv: Sequence[str], *, prog: str) -> Plan:
+    """The plan that a server's command line describes; the model may be left out, it places nobody.
+
+    ValueError names the rule and the numbers of an impossible layout; a flag that is none exits with code 2.
+    """
+    fields = parse_command_line(argv, prog=prog, complete=False)
+    return plan_of(ServerArgs(**{"model_path": "", **fields}))
+
+
+def plan_of(record: Any) -> Plan:
+    """The plan of a record that is not resolved yet."""
+    resolve_layout(record)
+    first = build_publication(record, role=None, ranks=_world_rank(record.ep_join_rank_offset))
+    config = first.config
+    sizes = _group_sizes(config)
+    replicas = worlds_of(resolving_view(record))
+    total = replicas * sizes.ranks
+    if total > MOST_RANKS:
+        raise ValueError(f"{total} ranks are more than this tool shows: {MOST_RANKS} at most")
+    world = [
+        build_publication(record, role=None, ranks=_world_rank(sizes.offset + index))
+        for index in range(sizes.ranks)
+    ]
+    nodes = [
+        node for node in range(config["nnodes"]) for _ in ranks_of_node(sizes.ranks, config["nnodes"], node)
+    ]
+    return Plan(
+        flags=_spelled(config),
+        replicas=replicas,
+        nodes=config["nnodes"],
+        world_size=sizes.ranks,
+        widths={name: config[f"{name}_size"] for name in DIMENSIONS},
+        seats=[
+            _seat(publication, replica, node)
+            for replica in range(replicas)
+            for node, publication in zip(nodes, world)
+        ],
+        groups=_groups(sizes),
+    )
+
+
+def _world_rank(rank: int) -> SpawnRanks:
+    return SpawnRanks(world_rank=rank)
+
+
+def _group_sizes(config: Mapping[str, Any]) -> GroupSizes:
+    """What the group build reads off the published context."""
+    return GroupSizes(
+        **{f"{name}_size": config[f"{name}_size"] for name in DIMENSIONS},
+        offset=config["ep_join_rank_offset"],
+    )
+
+
+def _seat(publication: Publication, replica: int, node: int) -> Seat:
+    stamp = publication.stamp
+    return Seat(
+        dp_rank=replica,
+        node=node,
+        world_rank=stamp["launch_world_rank"],
+        ranks={name: stamp[f"{name}_rank"] for name in DIMENSIONS},
+    )
+
+
+def _groups(sizes: GroupSizes) -> list[Group]:
+    built = layout(sizes)
+    # Stage by stage there; here one entry a replica, over all stages.
+    replicas: list[list[int]] = [[] for _ in range(sizes.attn_dp_size)]
+    for index, ranks in enumerate(attn_dp_replicas(sizes)):
+        replicas[index % sizes.attn_dp_size].extend(ranks)
+    groups = []
+    for kind in (*DIMENSIONS, "self_pp"):
+        if kind == "attn_dp":
+            groups.append(Group(kind=kind, width=sizes.attn_dp_size, lists=replicas, collective=False))
+        else:
+            groups.append(Group(kind=kind, width=len(built[kind][0]), lists=built[kind]))
+    return groups
+
+
+def _spelled(config: Mapping[str, Any]) -> str:
+    """The shortest command line that states this layout."""
+    values = [(name, config[name]) for name in _FLAGS]
+    values.insert(2, ("attn_dp_size" if config["enable_dp_attention"] else "dp_size", config["dp_size"]))
+    words = [f"--{name.replace('_', '-')} {value}" for name, value in values if value > 1]
+    if config["ep_join_rank_offset"]:
+        words.append(f"--ep-join-rank-offset {config['ep_join_rank_offset']}")
+    return " ".join(words) or "--tp-size 1"

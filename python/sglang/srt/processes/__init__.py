@@ -1,0 +1,1 @@
+"""The processes of an engine: how ranks are placed, started, spoken to, watched and ended."""

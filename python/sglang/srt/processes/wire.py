@@ -1,0 +1,183 @@
+"""Owns the wires between the server process and its ranks: the two ends of each ZMQ pair.
+
+Used by the request side (`open_wire`) and by a rank (`RankChannel`). Every message is one of
+`messages/io_struct.py`, in msgpack; it must not carry anything else and never blocks on a send.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import zmq
+import zmq.asyncio
+
+from sglang.srt.managers.data_parallel_controller import DataParallelController, Wire
+from sglang.srt.messages import io_struct
+from sglang.srt.processes.sockets import SocketFolder
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context.widths import replica_count
+
+logger = logging.getLogger(__name__)
+
+
+def open_wire(folder: SocketFolder, leaders: Sequence[str], *, bind: str | None = None) -> Wire:
+    """The wire to the leaders of the published layout, replica by replica. One leader needs no controller."""
+    parallel = get_parallel()
+    if len(leaders) != replica_count(parallel):
+        raise ValueError(f"leaders: one per replica, so {replica_count(parallel)}, got {len(leaders)}")
+    channel = ServerChannel(folder, leaders, bind=bind)
+    if len(leaders) == 1:
+        return channel
+    return DataParallelController(
+        channel,
+        replicas=len(leaders),
+        attention_dp=parallel.attn_dp_size > 1,
+        method=parallel.load_balance_method,
+    )
+
+
+class ServerChannel:
+    """The server's end: sends to the leaders of all replicas, receives from all. Lives on the event loop
+    that awaits `recv`.
+
+    `leaders` are their addresses, replica by replica: `ipc://` on this host, `tcp://` on another. `bind` is a
+    `tcp://HOST:PORT` on which to receive as well, for leaders that cannot see this host's folder.
+    """
+
+    def __init__(
+        self, folder: SocketFolder, leaders: Sequence[str] | None = None, *, bind: str | None = None
+    ) -> None:
+        addresses = [folder.rank_address(0)] if leaders is None else list(leaders)
+        if not addresses:
+            raise ValueError("leaders: at least one address is needed, got none")
+        self._context = zmq.asyncio.Context()
+        self._in = self._context.socket(zmq.PULL)
+        self._in.setsockopt(zmq.RCVHWM, 0)
+        self._junk = None if bind is None else _Junk(bind)
+        # Plain sockets: `send` must work in clean-up code that cannot await.
+        self._out_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
+        self._outs: list[zmq.Socket[bytes]] = []
+        # An Engine's user may abort from any thread; a socket bears one thread at a time.
+        self._send_lock = threading.Lock()
+        try:
+            self._in.bind(folder.server_address)
+            if bind is not None:
+                _bind_tcp(self._in, bind)
+            for address in addresses:
+                out = self._out_context.socket(zmq.PUSH)
+                self._outs.append(out)
+                out.setsockopt(zmq.SNDHWM, 0)
+                out.setsockopt(zmq.IPV6, "[" in address)
+                out.connect(address)
+        except BaseException:
+            self.close(linger_ms=0)
+            raise
+
+    def send(self, message: io_struct.Message, leader: int = 0) -> None:
+        """Queue one message for one leader; there is no limit on the queue, so this never waits. Any thread
+        may call it.
+        """
+        with self._send_lock:
+            self._outs[leader].send(io_struct.encode(message), zmq.NOBLOCK)
+
+    async def recv(self) -> io_struct.Message:
+        while True:
+            message = _message(await self._in.recv(), self._junk)
+            if message is not None:
+                return message
+
+    def close(self, *, linger_ms: int = 200) -> None:
+        """Close all sockets; what is still queued (a shutdown) gets `linger_ms` to leave."""
+        self._in.close(linger=0)
+        for out in self._outs:
+            out.close(linger=linger_ms)
+        self._context.term()
+
+
+class _Junk:
+    """What strangers have sent to a port that everybody can reach: dropped and counted, so that no stray
+    client ends the engine.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._count = 0
+
+    def drop(self, data: bytes) -> None:
+        """Log the first, the tenth, the hundredth: a flood must not fill the log."""
+        self._count += 1
+        if str(self._count).strip("0") == "1":
+            logger.warning(
+                "dropped %d bytes received on %s that are no message of this engine (%d times so far); only "
+                "its own machines should reach this port",
+                len(data),
+                self._address,
+                self._count,
+            )
+
+
+def _message(data: bytes, junk: _Junk | None) -> io_struct.Message | None:
+    """One message. In the socket folder (no `junk`) only we write, and nonsense is our own fault: it
+    raises.
+    """
+    try:
+        return io_struct.decode(data)
+    except (ValueError, RecursionError):
+        if junk is None:
+            raise
+        junk.drop(data)
+        return None
+
+
+def _bind_tcp(socket: zmq.asyncio.Socket | zmq.Socket[bytes], address: str) -> None:
+    try:
+        socket.setsockopt(zmq.IPV6, "[" in address)
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        raise ValueError(
+            f"cannot receive on {address}: {error.strerror}; another process may hold the port, "
+            "or the host is none of this machine's addresses"
+        ) from error
+
+
+class RankChannel:
+    """A rank's end, used by the scheduler loop: non-blocking receive, bounded wait, send."""
+
+    def __init__(self, *, listen: str, server: str) -> None:
+        self._context = zmq.Context()
+        self._in = self._context.socket(zmq.PULL)
+        self._in.setsockopt(zmq.RCVHWM, 0)
+        _bind_tcp(self._in, listen) if listen.startswith("tcp:") else self._in.bind(listen)
+        #: Where it listens; a port left open (`tcp://HOST:*`) has a number now.
+        self.address: str = self._in.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._junk = _Junk(self.address) if listen.startswith("tcp:") else None
+        self._out = self._context.socket(zmq.PUSH)
+        self._out.setsockopt(zmq.SNDHWM, 0)
+        self._out.setsockopt(zmq.IPV6, "[" in server)
+        self._out.connect(server)
+
+    def recv_all(self) -> list[io_struct.Message]:
+        """Everything that has arrived, in order; never waits."""
+        messages: list[io_struct.Message] = []
+        while True:
+            try:
+                data = self._in.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            message = _message(data, self._junk)
+            if message is not None:
+                messages.append(message)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until something can be received, at most `timeout_s` seconds."""
+        return bool(self._in.poll(int(timeout_s * 1000)))
+
+    def send(self, message: io_struct.Message) -> None:
+        self._out.send(io_struct.encode(message), zmq.NOBLOCK)
+
+    def close(self, *, linger_ms: int = 200) -> None:
+        self._in.close(linger=0)
+        self._out.close(linger=linger_ms)
+        self._context.term()

@@ -1,0 +1,1 @@
+"""Stand-ins for ranks, schedulers, models and managers."""

@@ -1,0 +1,358 @@
+"""Owns a worker without a model, a channel in memory, and a scheduler made of them: scheduling is tested
+without any weights.
+
+Read by scheduler tests. The fake next token is a function of the whole sequence *as read back from the
+cache slots*, so that any mistake with slots, prefixes or chunks shows as a wrong token. It must not share
+code with what it tests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang.srt.batch.forward_batch import (
+    DpStep,
+    ForwardBatch,
+    ForwardMode,
+    GenerationBatchResult,
+    LogprobAsk,
+)
+from sglang.srt.distributed import parallel_state
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.allocator import make_slot_allocator
+from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
+from sglang.srt.messages.io_struct import (
+    BatchTokenIDOutput,
+    FinishReason,
+    TokenizedGenerateReqInput,
+    TokenLogprob,
+)
+from sglang.srt.model_executor.result_broadcast import share_result
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+
+VOCAB_SIZE = 1000
+EOS_ID = 999
+SPECIAL_ID = 998
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
+
+
+class FakeTokenizer:
+    """Ids 0-255 are bytes, 256-511 are a space and the byte `id - 256`; the others read `<id>` and 998, 999
+    are special.
+    """
+
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = (EOS_ID,)
+    all_special_ids = (SPECIAL_ID, EOS_ID)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        return b" " + bytes([token_id - 256]) if token_id < 512 else f"<{token_id}>".encode()
+
+    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
+        return []
+
+    def decode(
+        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> str:
+        shown = (i for i in ids if not (skip_special_tokens and i in self.all_special_ids))
+        return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
+
+
+# --- the fake model
+# -----------------------------------------------------------------------------------------------
+
+
+def prefix_states(ids: np.ndarray) -> np.ndarray:
+    """One number for each prefix `ids[: i + 1]`, which depends on every id and its place."""
+    places = np.arange(1, len(ids) + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    with np.errstate(over="ignore"):
+        return np.cumsum((ids.astype(np.uint64) + np.uint64(7)) * places * _MIX, dtype=np.uint64)
+
+
+def _mixed(state: int, salt: int) -> int:
+    value = (state ^ (salt * 0xBF58476D1CE4E5B9)) & _MASK
+    value = ((value ^ (value >> 31)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 29)
+
+
+def fake_next_token(state: int) -> int:
+    """The token after a prefix: any id but the special ones."""
+    return _mixed(state, 1) % SPECIAL_ID
+
+
+def fake_logprob(state: int, token_id: int) -> float:
+    """The log-probability of a token after a prefix: between -20 and 0, in steps that floats hold exactly."""
+    return -(_mixed(state, token_id + 2) % 5120) / 256
+
+
+def fake_token_logprob(state: int, token_id: int, ask: LogprobAsk) -> TokenLogprob:
+    """One entry; the best alternatives are simply the lowest ids."""
+    top = [(fake_logprob(state, i), i) for i in range(ask.top_num)]
+    return TokenLogprob(
+        logprob=fake_logprob(state, token_id),
+        token_id=token_id,
+        top=sorted(top, reverse=True) if ask.top_num else None,
+        chosen=None if ask.token_ids is None else [(fake_logprob(state, i), i) for i in ask.token_ids],
+    )
+
+
+def expected_output(prompt: Sequence[int], count: int) -> list[int]:
+    """What a request alone, without any cache, draws."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(fake_next_token(int(prefix_states(np.array(ids))[-1])))
+    return ids[len(prompt) :]
+
+
+class FakeWorker:
+    """The surface of a tensor-parallel worker. Scripts: `next_token(ids)` replaces the fake choice,
+    `failure(ids)` may fail a row.
+
+    `forwards` counts forwards by mode, `rows` new tokens by mode, `batch_sizes` lists every batch and `steps`
+    what the replicas agreed on for each forward. Over several ranks only the leader's choice counts, and a
+    forward of a data-parallel step meets the other ranks of the tensor group, as a real one does.
+    """
+
+    def __init__(
+        self, *, pool_tokens: int = 4096, page_size: int = 1, max_requests: int = 64, context_len: int = 2048
+    ) -> None:
+        num_pages = pool_tokens // page_size
+        self.page_size = page_size
+        self.vocab_size = VOCAB_SIZE
+        self.context_len = context_len
+        self.max_total_num_tokens = num_pages * page_size
+        self.model_config = SimpleNamespace(eos_token_ids=(EOS_ID,), vocab_size=VOCAB_SIZE)
+        self.req_to_token_pool = ReqToTokenPool(max_requests, context_len)
+        self.token_to_kv_pool_allocator = make_slot_allocator(num_pages, page_size)
+        slots = (num_pages + 1) * page_size
+        self._ids_in_slots: np.ndarray = np.full(slots, -1, dtype=np.int64)
+        self._positions_in_slots: np.ndarray = np.full(slots, -1, dtype=np.int64)
+        self.next_token: Callable[[list[int]], int] | None = None
+        self.failure: Callable[[list[int]], str | None] | None = None
+        self.forwards = {"extend": 0, "decode": 0}
+        self.rows = {"extend": 0, "decode": 0}
+        self.batch_sizes: list[int] = []
+        self.steps: list[DpStep | None] = []
+
+    def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult:
+        mode = batch.forward_mode.value
+        self.forwards[mode] = self.forwards.get(mode, 0) + 1
+        self.rows[mode] = self.rows.get(mode, 0) + batch.num_tokens
+        self.batch_sizes.append(batch.batch_size)
+        self.steps.append(batch.dp_step)
+        if batch.dp_step is not None:
+            self._meet_the_others(batch, batch.dp_step)
+        if batch.forward_mode is ForwardMode.IDLE:
+            assert batch.dp_step is not None, "an idle forward has no place outside a data-parallel step"
+            return GenerationBatchResult([], [])
+        self._check_shapes(batch)
+        slots = batch.out_cache_loc.numpy()
+        self._ids_in_slots[slots] = batch.input_ids.numpy()
+        self._positions_in_slots[slots] = batch.positions.numpy()
+        result = GenerationBatchResult(next_token_ids=[], failures=[], output_logprobs=[], input_logprobs=[])
+        for place in range(batch.batch_size):
+            self._row(batch, place, result)
+        if batch.logprob_asks is None:
+            result.output_logprobs = result.input_logprobs = None
+        return share_result(batch, lambda: result)
+
+    def _meet_the_others(self, batch: ForwardBatch, step: DpStep) -> None:
+        parallel = get_parallel()
+        mine = torch.tensor([[batch.num_tokens, batch.num_logit_rows]])
+        everyone = parallel.tp_group.all_gather(mine).tolist()
+        ranks_each = len(everyone) // parallel.attn_dp_size
+        agreed = zip(step.num_tokens, step.num_logit_rows, strict=True)
+        assert everyone == [list(sizes) for sizes in agreed for _ in range(ranks_each)]
+
+    def _check_shapes(self, batch: ForwardBatch) -> None:
+        assert batch.num_tokens == sum(batch.extend_lens) == len(batch.positions) == len(batch.out_cache_loc)
+        assert batch.seq_lens.tolist() == batch.seq_lens_list
+        assert len(batch.sampling_rows) == len(batch.req_pool_indices) == batch.batch_size
+        assert int(batch.out_cache_loc.min()) >= self.page_size, "the reserved page was handed out"
+        assert len(set(batch.out_cache_loc.tolist())) == batch.num_tokens, "two tokens share a slot"
+
+    def _row(self, batch: ForwardBatch, place: int, result: GenerationBatchResult) -> None:
+        length = batch.seq_lens_list[place]
+        slots = self.req_to_token_pool.req_to_token[batch.req_pool_indices[place], :length].numpy()
+        ids, positions = self._ids_in_slots[slots], self._positions_in_slots[slots]
+        assert (positions == np.arange(length)).all(), "a slot holds a token of another position"
+        if self.page_size > 1:
+            assert (slots % self.page_size == positions % self.page_size).all(), (
+                "a page is not filled in order"
+            )
+        states = prefix_states(ids)
+        row = batch.sampling_rows[place]
+        ask = None if batch.logprob_asks is None else batch.logprob_asks[place]
+        failure = None if self.failure is None else self.failure(ids.tolist())
+        token = None
+        if row is not None and failure is None:
+            state = int(states[-1])
+            token = fake_next_token(state) if self.next_token is None else self.next_token(ids.tolist())
+            while row.suppresses_end and token in row.end_ids:
+                token = (token + 1) % VOCAB_SIZE
+        result.next_token_ids.append(token)
+        result.failures.append(failure)
+        assert result.output_logprobs is not None and result.input_logprobs is not None
+        entry = None
+        if ask is not None and token is not None:
+            entry = fake_token_logprob(int(states[-1]), token, ask)
+        result.output_logprobs.append(entry)
+        result.input_logprobs.append(self._input_logprobs(batch, place, states, ask))
+
+    def _input_logprobs(
+        self, batch: ForwardBatch, place: int, states: np.ndarray, ask: LogprobAsk | None
+    ) -> list[TokenLogprob] | None:
+        if ask is None or not ask.targets:
+            return None
+        first = batch.seq_lens_list[place] - batch.extend_lens[place] + ask.first_row
+        assert ask.first_row + len(ask.targets) <= batch.extend_lens[place], "a target without a row"
+        return [
+            fake_token_logprob(int(states[first + i]), target, ask) for i, target in enumerate(ask.targets)
+        ]
+
+
+def expected_logprobs(ids: Sequence[int], start: int, ask: LogprobAsk) -> list[TokenLogprob]:
+    """Entries of the tokens `ids[start:]`, each after its true prefix; None for the very first token."""
+    states = prefix_states(np.array(ids))
+    return [fake_token_logprob(int(states[i - 1]), ids[i], ask) for i in range(start, len(ids))]
+
+
+# --- the channel and the scheduler
+# ----------------------------------------------------------------------------------
+
+
+class MemoryChannel:
+    """Both directions in this process."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[Any] = deque()
+        self.sent: list[Any] = []
+        self.waits = 0
+
+    def recv_all(self) -> list[Any]:
+        messages = list(self.inbox)
+        self.inbox.clear()
+        return messages
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits += 1
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+@dataclass
+class Answer:
+    """Everything that was sent about one request, joined; a second end or a lost token is an assertion."""
+
+    ids: list[int] = field(default_factory=list)
+    events: list[list[int]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    output_logprobs: list[TokenLogprob] = field(default_factory=list)
+    input_logprobs: list[TokenLogprob] | None = None
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    completion_tokens: int = 0
+
+
+def answers(channel: MemoryChannel) -> dict[str, Answer]:
+    """The answers by rid."""
+    joined: dict[str, Answer] = {}
+    for message in channel.sent:
+        if not isinstance(message, BatchTokenIDOutput):
+            continue
+        for news in message.outputs:
+            answer = joined.setdefault(news.rid, Answer())
+            assert answer.finish_reason is None, f"{news.rid} was heard of after its end"
+            assert news.input_logprobs is None or not answer.events, "prompt logprobs came twice or late"
+            answer.ids += news.new_ids
+            answer.events.append(list(news.new_ids))
+            assert news.completion_tokens == len(answer.ids), "a token was lost or sent twice"
+            if news.output_logprobs is not None:
+                assert len(news.output_logprobs) == len(news.new_ids)
+                answer.output_logprobs += news.output_logprobs
+            if news.input_logprobs is not None:
+                answer.input_logprobs = list(news.input_logprobs)
+            answer.finish_reason = news.finish_reason
+            answer.cached_tokens = news.cached_tokens
+            answer.num_retractions = news.num_retractions
+            answer.completion_tokens = news.completion_tokens
+    return joined
+
+
+def make_request(
+    rid: str, prompt: Sequence[int], max_new_tokens: int = 8, **fields: Any
+) -> TokenizedGenerateReqInput:
+    """A greedy request; fields of `SamplingParams` and of the message are told apart by name."""
+    params = {k: fields.pop(k) for k in list(fields) if k in SamplingParams.__struct_fields__}
+    return TokenizedGenerateReqInput(
+        rid=rid,
+        input_ids=list(prompt),
+        sampling_params=SamplingParams(
+            **{"max_new_tokens": max_new_tokens, "temperature": 0.0, "sampling_seed": 1, **params}
+        ),
+        **fields,
+    )
+
+
+def create_scheduler(
+    *,
+    pool_tokens: int = 4096,
+    page_size: int = 1,
+    max_requests: int = 64,
+    context_len: int = 2048,
+    world_rank: int = 0,
+    groups: Mapping[str, Any] | None = None,
+    **server_args_fields: Any,
+) -> Scheduler:
+    """Publish a record with these fields and build a scheduler over a `FakeWorker` and a `MemoryChannel`.
+
+    They are reachable as `scheduler.worker` and `scheduler.channel` (None on a peer of an attention-TP
+    group). With several ranks, `groups` are stated by name; without them real ones are built. Call
+    `reset_context()` when done.
+    """
+    record = ServerArgs(
+        **{"model_path": "dummy", "chunked_prefill_size": 512, "page_size": page_size, **server_args_fields}
+    )
+    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, dp_rank=None))
+    parallel = get_parallel()
+    if groups is not None:
+        parallel.override_permanently(**groups)
+    elif parallel.tp_size > 1:
+        parallel_state.initialize_model_parallel()
+    worker = FakeWorker(
+        pool_tokens=pool_tokens, page_size=page_size, max_requests=max_requests, context_len=context_len
+    )
+    channel = MemoryChannel() if parallel.attn_tp_rank == 0 else None
+    return Scheduler(worker, tokenizer=FakeTokenizer(), channel=channel)
+
+
+def run(
+    scheduler: Scheduler, *requests: Any, max_steps: int = 20_000, check: bool = True
+) -> dict[str, Answer]:
+    """Send the messages, step until nothing is left, and give all answers so far; the books are checked
+    after every step.
+    """
+    channel = scheduler.channel
+    assert isinstance(channel, MemoryChannel)
+    channel.inbox.extend(requests)
+    for _ in range(max_steps):
+        going_on = scheduler.step()
+        if check:
+            scheduler.invariants.check_sum()
+            scheduler.invariants.check_slots()
+        if not going_on and not channel.inbox:
+            return answers(channel)
+    raise AssertionError(f"not done after {max_steps} steps")

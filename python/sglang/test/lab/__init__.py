@@ -1,0 +1,1 @@
+"""The layout lab: one scenario over many layouts, compared with one rank."""

@@ -1,0 +1,146 @@
+"""Owns what a rank of a layout must hold and how often it must talk, worked out from the model's shape alone.
+
+Read by `layout_lab`, which compares it with what ranks report. It is a second opinion: it must not import the
+layers, the head shares, the group layout or anything else that it is there to check.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from sglang.test.lab.messages import RankReport
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One deployment: `worlds` of `tp_size` ranks each, with `attn_dp_size` attention replicas inside."""
+
+    tp_size: int = 1
+    attn_dp_size: int = 1
+    worlds: int = 1
+    dp_lm_head: bool = False
+    #: The tensor group is the attention-TP group, whose counters then hold the calls of both.
+    one_group: bool = False
+
+    @property
+    def attn_tp_size(self) -> int:
+        return self.tp_size // self.attn_dp_size
+
+    @property
+    def replicas(self) -> int:
+        return self.attn_dp_size * self.worlds
+
+    def replica_of(self, world: int, rank: int) -> int:
+        """Which requests a rank has; the ranks of a replica sit side by side."""
+        return world * self.attn_dp_size + rank // self.attn_tp_size
+
+    def of_a_draft(self) -> Layout:
+        """What a draft that owns its attention runs on: each attention-TP group is a world of its own."""
+        return Layout(tp_size=self.attn_tp_size, worlds=self.replicas, one_group=True)
+
+    def leads(self, rank: int) -> bool:
+        return rank % self.attn_tp_size == 0
+
+    @property
+    def name(self) -> str:
+        if self.worlds > 1:
+            return f"{self.worlds} replicas of {self.tp_size}"
+        return f"tp {self.tp_size} attn-dp {self.attn_dp_size}" + (" dp-lm-head" if self.dp_lm_head else "")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What sizes a decoder. `head_norms` are the two norms over head features that Qwen3 has."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    tied: bool
+    head_norms: bool
+
+
+def heads_per_rank(heads: int, kv_heads: int, width: int) -> tuple[int, int]:
+    """(query, key/value) heads that every rank makes room for.
+
+    More ranks than key/value heads, and a multiple of them: each such head is copied to several ranks, which
+    share the query heads of its group. Otherwise whole groups are dealt out, as many to each rank.
+    """
+    group = heads // kv_heads
+    if width > kv_heads and width % kv_heads == 0:
+        copies = width // kv_heads
+        return _ceil(group, copies), 1
+    kv = _ceil(kv_heads, width)
+    return kv * group, kv
+
+
+def parameter_bytes(shape: ModelShape, layout: Layout) -> int:
+    """Weights of one rank in float32; every rank of a layout makes the same room."""
+    attn_width, width = layout.attn_tp_size, layout.tp_size
+    q, kv = heads_per_rank(shape.heads, shape.kv_heads, attn_width)
+    attention = (q + 2 * kv) * shape.head_dim * shape.hidden + shape.hidden * q * shape.head_dim
+    feed_forward = 3 * shape.hidden * _ceil(shape.inner, width)
+    norms = 2 * shape.hidden + (2 * shape.head_dim if shape.head_norms else 0)
+    table = _ceil(shape.vocab, attn_width) * shape.hidden
+    head_width = attn_width if layout.dp_lm_head else width
+    shares_table = shape.tied and head_width == attn_width
+    head = 0 if shares_table else _ceil(shape.vocab, head_width) * shape.hidden
+    total = shape.layers * (attention + feed_forward + norms) + shape.hidden + table + head
+    return _FLOAT32 * total
+
+
+def kv_bytes_per_token(shape: ModelShape, layout: Layout) -> int:
+    """Keys and values of one token on one rank."""
+    _, kv = heads_per_rank(shape.heads, shape.kv_heads, layout.attn_tp_size)
+    return 2 * shape.layers * kv * shape.head_dim * _FLOAT32
+
+
+def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> dict[str, Counter[str]]:
+    """Calls that the turns and forwards of one rank need, by group; a group of one rank needs none.
+
+    Forwards: attention and the embedding sum over the attention-TP group, unless the replica was idle. The
+    feed-forward of a layer sums over the tensor group; with replicas its rows come from all of them and go
+    back: equal rows by all-gather and reduce-scatter (then put together again inside the replica), exact rows
+    by their variable-sized kin, or, where several ranks hold the same rows, by two sums. The head puts the
+    vocabulary together, after it has fetched the rows of all replicas.
+
+    Turns: the leader of an attention-TP group hands its inbox on in every turn and the result after every
+    forward; replicas tell each other their sizes in every turn.
+    """
+    tp: Counter[str] = Counter()
+    attn_tp: Counter[str] = Counter()
+    every = sum(report.forwards.values())
+    own = every - report.forwards.get("idle", 0)
+    layers, heads = shape.layers, report.head_calls
+    attn_tp["broadcast_object"] += report.steps + own
+    attn_tp["all_reduce"] += own * (layers + 1)
+    (attn_tp if layout.dp_lm_head else tp)["all_gather"] += heads
+    if layout.attn_dp_size == 1:
+        tp["all_reduce"] += every * layers
+    else:
+        equal, exact = report.paddings.get("max_len", 0) * layers, report.paddings.get("sum_len", 0) * layers
+        tp["all_gather"] += equal + report.steps
+        tp["reduce_scatter"] += equal
+        attn_tp["all_gather"] += equal
+        fetched = 0 if layout.dp_lm_head else heads
+        if layout.attn_tp_size == 1:
+            tp["all_gatherv"] += exact + fetched
+            tp["reduce_scatterv"] += exact
+        else:
+            tp["all_reduce"] += 2 * exact + fetched
+    if layout.one_group:
+        tp, attn_tp = Counter(), attn_tp + tp
+    return {
+        "tp": +tp if layout.tp_size > 1 else Counter(),
+        "attn_tp": +attn_tp if layout.attn_tp_size > 1 else Counter(),
+    }
+
+
+def _ceil(total: int, parts: int) -> int:
+    return -(-total // parts)

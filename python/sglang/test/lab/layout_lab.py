@@ -1,0 +1,286 @@
+"""The layout lab: worlds of gloo ranks that are started once and re-published for one layout after another,
+each cell compared with one rank.
+
+Read by the proof matrix and by whoever changes the parallel layer. It composes its parts: `lab_scenario`
+(what is asked), `lab_world` and `lab_rank` (the processes), `lab_comparison` and `lab_arithmetic` (the
+verdict), `lab_faults` (mistakes to plant). It must not judge by anything but what ranks report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang.test.lab.arithmetic import Layout, ModelShape
+from sglang.test.lab.comparison import Reference, fitness_problems, furthest_logit, problems_of
+from sglang.test.lab.messages import CellOrder, RankAnswer, RankReport
+from sglang.test.lab.scenario import CHUNK, MAX_RUNNING, POOL_TOKENS, Scenario
+from sglang.test.lab.world import World
+from sglang.test.tiny_models import write_tiny_model
+
+__all__ = ["LLAMA", "MODELS", "QWEN3", "Cell", "CellResult", "LabModel", "Layout", "LayoutLab"]
+
+ONE_RANK = Layout()
+
+
+@dataclass(frozen=True)
+class LabModel:
+    """A tiny model whose sizes divide by nothing, and how it is cached."""
+
+    name: str
+    architecture: str
+    shape: ModelShape
+    page_size: int
+    seed: int
+
+
+LLAMA = LabModel(
+    "llama",
+    "LlamaForCausalLM",
+    ModelShape(
+        hidden=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        inner=129,
+        vocab=301,
+        tied=False,
+        head_norms=False,
+    ),
+    page_size=1,
+    seed=1,
+)
+#: Three query heads a key/value head, which two copies of it cannot share evenly.
+QWEN3 = LabModel(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    ModelShape(
+        hidden=64,
+        layers=2,
+        heads=6,
+        kv_heads=2,
+        head_dim=16,
+        inner=130,
+        vocab=303,
+        tied=True,
+        head_norms=True,
+    ),
+    page_size=4,
+    seed=2,
+)
+MODELS = (LLAMA, QWEN3)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of the matrix. Without a bundle ranks are read live from the groups, not stamped. A draft is
+    the same model built and run in the scope of a draft that owns its attention.
+    """
+
+    layout: Layout
+    model: LabModel
+    with_bundle: bool = True
+    draft: bool = False
+
+    @property
+    def name(self) -> str:
+        suffix = ("" if self.with_bundle else ", live ranks") + (", draft" if self.draft else "")
+        return f"{self.model.name}, {self.layout.name}{suffix}"
+
+
+@dataclass
+class CellResult:
+    """A cell has passed when it has no problems. `failures` are the ranks that have no report to judge;
+    `seconds` do not count the start of a world.
+    """
+
+    name: str
+    seconds: float
+    failures: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    turns: int = 0
+    #: Largest distance of a logit from that of one rank.
+    furthest: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures and not self.problems
+
+    def text(self) -> str:
+        """All that is wrong."""
+        return "\n".join((f"{self.name}:", *self.failures, *self.problems[:20]))
+
+
+class LayoutLab:
+    """Runs cells. `timeout_s` is the ranks' own limit for a collective, `cell_timeout_s` the lab's for a
+    cell.
+    """
+
+    def __init__(self, folder: Path, *, timeout_s: float = 60.0, cell_timeout_s: float = 120.0) -> None:
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._cell_timeout_s = cell_timeout_s
+        self._worlds: dict[tuple[int, int], World] = {}
+        self._models: dict[str, str] = {}
+        self._scenarios: dict[int, Scenario] = {}
+        self._references: dict[str, Reference] = {}
+        #: One entry a world that was started.
+        self.start_seconds: list[float] = []
+
+    def __enter__(self) -> LayoutLab:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every world."""
+        while self._worlds:
+            self._worlds.popitem()[1].close()
+
+    def run(self, cell: Cell, *, fault: str | None = None) -> CellResult:
+        """One cell, with a fault in the ranks if one is named, compared with one rank without any."""
+        reference = self.reference(cell.model)
+        for w in range(cell.layout.worlds):
+            self._world(cell.layout.tp_size, w)
+        started = time.perf_counter()
+        answers = self._run(cell, fault)
+        result = CellResult(cell.name + (f", fault {fault!r}" if fault else ""), 0.0)
+        reports = []
+        for w, ranks in enumerate(answers):
+            for r, answer in enumerate(ranks):
+                if answer.error is not None:
+                    error = answer.error
+                    result.failures.append(
+                        f"world {w} rank {r}: {error.kind}: {error.message}\n{error.traceback}"
+                    )
+            reports.append([answer.report for answer in ranks if answer.report is not None])
+        if not result.failures:
+            result.turns = max(report.steps for ranks in reports for report in ranks)
+            scenario = self._scenario(cell.model)
+            layout = cell.layout
+            if cell.draft:
+                layout = layout.of_a_draft()
+                reports = _worlds_of(layout, reports)
+            result.problems = problems_of(scenario, reference, layout, cell.model.shape, reports)
+            if not result.problems:
+                result.furthest = furthest_logit(scenario, reference, reports)
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def reference(self, model: LabModel) -> Reference:
+        """The same requests on one rank; made once, and refused where it could not tell right from wrong."""
+        if model.name not in self._references:
+            scenario = self._scenario(model)
+            ((answer,),) = self._run(Cell(ONE_RANK, model), None)
+            if answer.report is None:
+                assert answer.error is not None
+                raise AssertionError(
+                    f"the reference of {model.name} failed: {answer.error.message}\n{answer.error.traceback}"
+                )
+            reference = Reference.of(scenario, answer.report)
+            # One rank is held to the same arithmetic and the same coverage; it agrees with itself.
+            problems = [
+                *fitness_problems(scenario, reference),
+                *problems_of(scenario, reference, ONE_RANK, model.shape, [[answer.report]]),
+            ]
+            if problems:
+                raise AssertionError(f"the reference of {model.name} is no good:\n" + "\n".join(problems))
+            self._references[model.name] = reference
+        return self._references[model.name]
+
+    def _run(self, cell: Cell, fault: str | None) -> list[list[RankAnswer]]:
+        """Answers by world and rank. All worlds work at the same time; a broken one is ended."""
+        worlds = [self._world(cell.layout.tp_size, w) for w in range(cell.layout.worlds)]
+        for w, world in enumerate(worlds):
+            world.order(self._orders(cell, w, fault))
+        answers = [world.reports(self._cell_timeout_s) for world in worlds]
+        for w, world in enumerate(worlds):
+            if world.broken:
+                self._worlds.pop((cell.layout.tp_size, w)).close()
+        return answers
+
+    def pids(self, tp_size: int) -> list[int]:
+        """The ranks of the first world of that width, in rank order."""
+        return self._world(tp_size, 0).pids
+
+    def _world(self, size: int, number: int) -> World:
+        if (size, number) not in self._worlds:
+            started = time.perf_counter()
+            self._worlds[size, number] = World(size, timeout_s=self._timeout_s)
+            self.start_seconds.append(time.perf_counter() - started)
+        return self._worlds[size, number]
+
+    def _orders(self, cell: Cell, world: int, fault: str | None) -> Sequence[CellOrder]:
+        layout, scenario = cell.layout, self._scenario(cell.model)
+        phases = scenario.phases(layout.replicas)
+        fields = self._fields(cell)
+        orders = []
+        for rank in range(layout.tp_size):
+            leads, replica = layout.leads(rank), layout.replica_of(world, rank)
+            orders.append(
+                CellOrder(
+                    fields=fields,
+                    world_rank=rank,
+                    dp_rank=world if layout.worlds > 1 else None,
+                    with_bundle=cell.with_bundle,
+                    leads=leads,
+                    draft=cell.draft,
+                    phases=[scenario.inbox(phase, replica) if leads else [] for phase in phases],
+                    fault=fault,
+                )
+            )
+        return orders
+
+    def _fields(self, cell: Cell) -> dict[str, Any]:
+        layout = cell.layout
+        return {
+            "model_path": self._model_path(cell.model),
+            "dtype": "float32",
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "page_size": cell.model.page_size,
+            "max_total_tokens": POOL_TOKENS,
+            "max_running_requests": MAX_RUNNING,
+            "chunked_prefill_size": CHUNK,
+            "schedule_conservativeness": 0.0,  # admit more than the pool will hold
+            "tp_size": layout.tp_size,
+            "dp_size": layout.replicas,
+            "enable_dp_attention": layout.attn_dp_size > 1,
+            "enable_dp_lm_head": layout.dp_lm_head,
+        }
+
+    def _model_path(self, model: LabModel) -> str:
+        if model.name not in self._models:
+            shape = model.shape
+            path = write_tiny_model(
+                self._folder / model.name,
+                architecture=model.architecture,
+                hidden_size=shape.hidden,
+                num_layers=shape.layers,
+                num_heads=shape.heads,
+                num_kv_heads=shape.kv_heads,
+                head_dim=shape.head_dim,
+                intermediate_size=shape.inner,
+                vocab_size=shape.vocab,
+                tie=shape.tied,
+                seed=model.seed,
+            )
+            self._models[model.name] = str(path)
+        return self._models[model.name]
+
+    def _scenario(self, model: LabModel) -> Scenario:
+        vocab = model.shape.vocab
+        if vocab not in self._scenarios:
+            self._scenarios[vocab] = Scenario(vocab)
+        return self._scenarios[vocab]
+
+
+def _worlds_of(layout: Layout, reports: Sequence[Sequence[RankReport]]) -> list[list[RankReport]]:
+    """The same reports in worlds of that layout, whose ranks sit side by side."""
+    ranks = [report for world in reports for report in world]
+    return [ranks[first : first + layout.tp_size] for first in range(0, len(ranks), layout.tp_size)]

@@ -1,0 +1,241 @@
+"""Owns one rank process of the layout lab: it joins its world once, and then takes one order after another.
+
+Started by `lab_world` with `python -m`; orders come by standard input, reports go by what was standard
+output. A cell is the real path (publish, groups, worker, scheduler), watched from outside; the rank must not
+know what the right answer is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from typing import Any
+
+import torch
+
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
+from sglang.srt.distributed import parallel_state
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.model_executor.tp_worker import TpModelWorker
+from sglang.srt.processes.model_files import published_model_config, published_tokenizer
+from sglang.srt.processes.rank_config import read_frame, write_frame
+from sglang.srt.runtime_context import SpawnRanks, get_forward, get_parallel, publish
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative import spec_utils
+from sglang.test.fakes.mock_model import MemoryChannel, answers
+from sglang.test.lab import faults as lab_faults
+from sglang.test.lab import messages as lab_messages
+from sglang.test.lab.messages import (
+    GROUPS,
+    HERE,
+    START_TIMEOUT_S,
+    CellOrder,
+    RankAnswer,
+    RankError,
+    RankReport,
+    RequestReport,
+)
+
+#: A cell has a few hundred turns; a scheduler that never comes to rest is stopped here.
+MAX_STEPS = 2000
+
+
+class Watch:
+    """Stands between a worker and its model: what was computed, and the logits that each token is drawn
+    from.
+    """
+
+    def __init__(self, worker: TpModelWorker) -> None:
+        self._forward = worker.model_runner.forward
+        self.vocab_size = worker.vocab_size
+        self.draws: dict[int, list[bytes]] = {}
+        self.forwards: Counter[str] = Counter()
+        self.paddings: Counter[str] = Counter()
+        self.unfinished_prompts = 0
+        self.head_calls = 0
+        worker.model_runner.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
+        output = self._forward(batch)
+        self.forwards[batch.forward_mode.value] += 1
+        step = batch.dp_step
+        if step is not None:
+            self.paddings["max_len" if get_forward().dp_max_padding else "sum_len"] += 1
+        self.head_calls += self._head_calls(batch)
+        if batch.forward_mode is ForwardMode.EXTEND and None in batch.sampling_rows:
+            self.unfinished_prompts += 1
+        for at, b in enumerate(output.drawing):
+            self._record(batch.sampling_rows[b], output.logits[at])
+        return output
+
+    @staticmethod
+    def _head_calls(batch: ForwardBatch) -> int:
+        """Few rows: a head of all replicas is called once for them, a head of one replica once for the rows
+        to draw from and once for the rows of prompts.
+        """
+        if batch.dp_step is not None and not get_parallel().enable_dp_lm_head:
+            return int(sum(batch.dp_step.num_logit_rows) > 0)
+        drawing = sum(row is not None for row in batch.sampling_rows)
+        return int(drawing > 0) + int(batch.num_logit_rows > drawing)
+
+    def _record(self, row: Any, logits: torch.Tensor) -> None:
+        drawn = self.draws.setdefault(row.seed, [])
+        if row.num_output != len(drawn):
+            raise AssertionError(
+                f"the request with seed {row.seed} draws token {row.num_output} after {len(drawn)} draws"
+            )
+        if tuple(logits.shape) != (self.vocab_size,) or logits.dtype != torch.float32:
+            raise AssertionError(f"logits of {tuple(logits.shape)}, {logits.dtype}; {self.vocab_size} wanted")
+        drawn.append(logits.numpy().tobytes())  # a copy: the sampler writes into its logits
+
+
+def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
+    """Build the layout anew, load the model, run all phases, and count."""
+    parallel_state.destroy_model_parallel()
+    fault = lab_faults.find(order.fault)
+    if fault is not None and fault.before_publish:
+        planted.enter_context(fault.plant())
+    _publish(order)
+    parallel_state.initialize_model_parallel()
+    if fault is not None and not fault.before_publish:
+        planted.enter_context(fault.plant())
+    model_config = published_model_config()
+    channel = MemoryChannel() if order.leads else None
+    with spec_utils.draft_tp_context(owns_attention=order.draft):
+        worker = TpModelWorker(model_config)
+        scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
+    watch = Watch(worker)
+    groups = {name: getattr(get_parallel(), f"{name}_group") for name in GROUPS}
+    before = {name: Counter(group.calls) for name, group in groups.items()}
+    steps = 0
+    for phase in order.phases:
+        with spec_utils.draft_tp_context(owns_attention=order.draft):
+            steps += _run_phase(scheduler, channel, phase)
+    return RankReport(
+        requests={} if channel is None else _reports(channel),
+        draws={seed: b"".join(rows) for seed, rows in watch.draws.items()} if order.leads else {},
+        vocab_size=watch.vocab_size,
+        parameter_bytes=parameter_bytes(worker.model_runner.model),
+        kv_bytes_per_token=kv_bytes_per_token(worker),
+        calls={name: dict(group.calls - before[name]) for name, group in groups.items()},
+        forwards=dict(watch.forwards),
+        paddings=dict(watch.paddings),
+        unfinished_prompts=watch.unfinished_prompts,
+        head_calls=watch.head_calls,
+        steps=steps,
+    )
+
+
+def _publish(order: CellOrder) -> None:
+    record = ServerArgs(**order.fields)
+    if order.with_bundle:
+        ranks = SpawnRanks(world_rank=order.world_rank, dp_rank=order.dp_rank)
+        publish(record, role="scheduler", ranks=ranks)
+        return
+    publish(record, role="scheduler")
+    # No group and no width answers these two; everything else is asked of the groups from now on.
+    get_parallel().override_permanently(dp_rank=order.dp_rank, gpu_id=None)
+
+
+def _run_phase(scheduler: Scheduler, channel: MemoryChannel | None, inbox: list[Any]) -> int:
+    if channel is not None:
+        channel.inbox.extend(inbox)
+    for turn in range(1, MAX_STEPS):
+        going_on = scheduler.step()
+        scheduler.invariants.check_sum()
+        scheduler.invariants.check_slots()
+        if not going_on:
+            if channel is not None and channel.inbox:
+                raise AssertionError("the scheduler rests while messages lie in its inbox")
+            return turn
+    raise AssertionError(f"a phase is not over after {MAX_STEPS} turns")
+
+
+def _reports(channel: MemoryChannel) -> dict[str, RequestReport]:
+    return {
+        rid: RequestReport(
+            ids=answer.ids,
+            finish_reason=answer.finish_reason,
+            cached_tokens=answer.cached_tokens,
+            num_retractions=answer.num_retractions,
+            output_logprobs=answer.output_logprobs,
+            input_logprobs=answer.input_logprobs,
+        )
+        for rid, answer in answers(channel).items()
+    }
+
+
+def parameter_bytes(model: torch.nn.Module) -> int:
+    """Bytes of the weights that this rank holds, each read back out of the form in which it is stored.
+
+    What a layer keeps besides (a second form of the same numbers, tables of rotations) is not counted, and a
+    head that reads another layer's table counts nothing of its own.
+    """
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.numel() == 0:  # it was packed, and lies in `stored` now
+            packed: Any = module
+            total += packed.method.unpack(packed).nbytes
+    return total
+
+
+def kv_bytes_per_token(worker: TpModelWorker) -> int:
+    """What the pool really took, over the slots it has (the reserved page is one of its pages)."""
+    pool = worker.model_runner.pools.kv
+    slots = pool.size + pool.page_size
+    layers = [pool.layer(i) for i in range(pool.spec.num_layers)]
+    return sum(layer.nbytes for layer in layers) // slots
+
+
+def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> None:
+    """Take orders until the pipe ends. What the product prints goes to the log; the pipe is for reports.
+
+    `timeout_s` limits the collectives of the cells. The meeting takes as long as ranks need to start.
+    """
+    reports = os.dup(1)
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    parallel_state.init_distributed_environment(
+        world_size=world_size,
+        rank=world_rank,
+        local_rank=world_rank,
+        store=torch.distributed.FileStore(meeting, world_size),
+        timeout_s=START_TIMEOUT_S,
+    )
+    get_parallel().world_group.timeout_s = timeout_s  # groups take the limit of the world they lie in
+    write_frame(reports, HERE)
+    planted, name = contextlib.ExitStack(), None
+    while (frame := read_frame(0)) is not None:
+        order = lab_messages.decode_order(frame)
+        if order.fault != name:
+            planted.close()
+        # A fault that stays is not planted a second time: what it kept since the last cell is the point.
+        again = order.fault is not None and order.fault == name
+        name = order.fault
+        try:
+            answer = RankAnswer(report=run_cell(_without_fault(order) if again else order, planted))
+        except Exception as error:  # noqa: BLE001 - every failure of a cell is a result of the lab
+            answer = RankAnswer(
+                error=RankError(
+                    kind=type(error).__name__, message=str(error), traceback=traceback.format_exc()
+                )
+            )
+        write_frame(reports, lab_messages.encode(answer))
+    planted.close()
+    parallel_state.destroy_distributed_environment()
+    os._exit(0)  # nothing is left to say, and taking torch down takes longer than a cell
+
+
+def _without_fault(order: CellOrder) -> CellOrder:
+    order.fault = None
+    return order
+
+
+if __name__ == "__main__":
+    serve(**json.loads(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""A real server started by a test, and calls of its routes."""

@@ -1,0 +1,152 @@
+"""Owns a real server process for tests: started on a free port with its own socket folder, watched, and
+ended.
+
+Used by the server lane. `python -m sglang.test.server.server_fixture RANK_MODULE ARGS` is the server over
+ranks of another module. It must not leave a process or a file behind, whatever a test does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+import psutil
+
+from sglang.srt.entrypoints.process_start import serve
+from sglang.srt.entrypoints.server_main import READY_LINE
+from sglang.srt.environ import child_environment
+from sglang.test.fakes.fake_rank import FAKE_RANK
+from sglang.test.ports import held_ports
+from sglang.test.waiting import HANG_GUARD_S, wait_until
+
+
+class RunningServer:
+    """One server process and what a test asks of it."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        port: int,
+        rank_module: str | None,
+        environment: dict[str, str],
+        folder: pathlib.Path,
+        wrapper: Sequence[str],
+    ) -> None:
+        self.runtime_dir = folder / "run"
+        self.runtime_dir.mkdir(exist_ok=True)
+        self.port = port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"server-{self.port}.log"
+        command = (
+            ["sglang.test.server.server_fixture", rank_module] if rank_module else ["sglang.launch_server"]
+        )
+        defaults = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*wrapper, sys.executable, "-m", *command, "--port", str(self.port), *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={
+                    **child_environment(**defaults),
+                    "SGLANG_RUNTIME_DIR": str(self.runtime_dir),
+                    **environment,
+                },
+            )
+        self.client = httpx.Client(base_url=self.url, timeout=HANG_GUARD_S)
+
+    def log(self) -> str:
+        """Everything the server and its ranks have written."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log()}")
+            return READY_LINE in self.log()
+
+        wait_until(ready, self.log)
+
+    def rank_pids(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait_exit(self) -> int:
+        """The exit code; an assertion with the log when it never comes."""
+        wait_until(lambda: self.process.poll() is not None, self.log)
+        return self.process.returncode
+
+    def leftovers(self) -> list[str]:
+        """Socket folders that are still there."""
+        return [path.name for path in self.runtime_dir.iterdir()]
+
+    def generate(self, **body: Any) -> httpx.Response:
+        return self.client.post("/generate", json=body)
+
+    def kill_all(self) -> None:
+        """The end of the test: whatever of it still lives is killed."""
+        family = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            main = psutil.Process(self.process.pid)
+            family = [*main.children(recursive=True), main]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        self.process.wait()
+        self.client.close()
+
+
+@contextlib.contextmanager
+def running_server(
+    model: str | pathlib.Path,
+    *flags: str,
+    fake: bool = False,
+    rank_module: str | None = None,
+    wait: bool = True,
+    folder: pathlib.Path | None = None,
+    wrapper: Sequence[str] = (),
+    **environment: str,
+) -> Iterator[RunningServer]:
+    """A server for the length of a block, over real ranks, fake ones or those of `rank_module`.
+
+    `environment` is set for it; `folder` keeps its sockets and its log; `wrapper` is a command that runs the
+    server in its place (it must replace itself, so that signals arrive).
+    """
+    module = FAKE_RANK if fake else rank_module
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            # Short: the path of a unix socket holds 107 bytes.
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-")))
+        server = RunningServer(
+            ["--model-path", str(model), *flags],
+            port=stack.enter_context(held_ports()),
+            rank_module=module,
+            environment=environment,
+            folder=folder,
+            wrapper=wrapper,
+        )
+        stack.callback(server.kill_all)
+        if wait:
+            server.wait_ready()
+        yield server
+
+
+def process_is_gone(pid: int) -> bool:
+    """True also for a zombie: it holds nothing any more."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[2:], rank_module=sys.argv[1]))

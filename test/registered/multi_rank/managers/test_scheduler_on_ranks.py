@@ -1,0 +1,385 @@
+"""The scheduler on real ranks without a model: the same turns, plans, answers and ends everywhere."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=45, suite="multi-rank-cpu")
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang.srt.distributed import parallel_state
+from sglang.srt.environ import envs
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components import group_channel
+from sglang.srt.messages.io_struct import (
+    AbortReq,
+    DispatchedReq,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    ShutdownReq,
+)
+from sglang.srt.runtime_context import get_parallel, reset_context
+from sglang.test.fakes.mock_model import create_scheduler, expected_output, make_request
+from sglang.test.multi_rank import run_ranks
+
+PROMPT = [(7 * i) % 900 for i in range(60)]
+#: Small enough that prompts are cut and requests are pushed back.
+TIGHT = {
+    "chunked_prefill_size": 16,
+    "pool_tokens": 180,
+    "max_running_requests": 8,
+    "schedule_conservativeness": 0.1,
+}
+Script = dict[int, list[Any]]
+
+
+class TurnChannel:
+    """A leader's channel: gives what the script has for a turn, notes the turns after which it rested."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.turns = 0
+        self.waits: list[int] = []
+        self.sent: list[Any] = []
+
+    def recv_all(self) -> list[Any]:
+        self.turns += 1
+        return self.script.get(self.turns - 1, [])
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits.append(self.turns)
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+@contextlib.contextmanager
+def scheduler_on(rank: int, scripts: list[Script], **fields: Any) -> Iterator[Scheduler]:
+    """This rank's scheduler; `scripts` is one per replica. Everything is taken down after the block."""
+    scheduler = create_scheduler(world_rank=rank, **fields)
+    parallel = get_parallel()
+    if scheduler.channel is not None:
+        script = scripts[parallel.attn_dp_rank if parallel.attn_dp_size > 1 else 0]
+        channel = TurnChannel(script)
+        scheduler.channel = scheduler.group._channel = channel
+    told: list[Any] = []
+    send = scheduler.streamer._send
+    scheduler.streamer._send = lambda message: (told.append(message), send(message))[1]
+    scheduler.told = told
+    try:
+        yield scheduler
+    finally:
+        parallel_state.destroy_model_parallel()
+        reset_context()
+
+
+def last_turn(scripts: list[Script]) -> int:
+    return max(turn for script in scripts for turn in script)
+
+
+def live(scheduler: Scheduler, scripts: list[Script], max_turns: int = 2000) -> list[Any]:
+    """Turn until the scripts and the work are over (every rank knows when); one entry a turn, JSON-safe."""
+    history = []
+    for turn in range(max_turns):
+        going_on = scheduler.step()
+        scheduler.invariants.check_sum()
+        scheduler.invariants.check_slots()
+        roster = scheduler.roster
+        history.append(
+            [
+                [req.rid for req in roster.running],
+                [req.rid for req in roster.waiting],
+                scheduler.kv.room(),
+                round(scheduler.planner.new_token_ratio, 9),
+            ]
+        )
+        if not going_on and turn > last_turn(scripts):
+            return history
+    raise AssertionError(f"not done after {max_turns} turns")
+
+
+def ids_told(scheduler: Scheduler) -> dict[str, list[int]]:
+    told: dict[str, list[int]] = {}
+    for message in scheduler.told:
+        for news in message.outputs:
+            told.setdefault(news.rid, []).extend(news.new_ids)
+    return told
+
+
+def reasons_told(scheduler: Scheduler) -> dict[str, str]:
+    return {
+        news.rid: news.finish_reason.type
+        for message in scheduler.told
+        for news in message.outputs
+        if news.finish_reason is not None
+    }
+
+
+def logprobs_told(scheduler: Scheduler) -> list[Any]:
+    return [
+        [
+            (entry.logprob, entry.token_id, entry.top)
+            for entry in (news.input_logprobs or []) + (news.output_logprobs or [])
+        ]
+        for message in scheduler.told
+        for news in message.outputs
+    ]
+
+
+# --- plain tensor parallelism: two ranks hold the same requests -------------------------------------------
+
+
+def mixed_traffic() -> Script:
+    return {
+        0: [make_request(f"r{i}", [i, *PROMPT[: 9 * i + 3]], 30 + i, ignore_eos=True) for i in range(5)],
+        4: [
+            make_request(
+                "logprobs", PROMPT, 9, return_logprob=True, logprob_start_len=20, top_logprobs_num=2
+            ),
+            FlushCacheReqInput(call_id=1),
+        ],
+        9: [AbortReq(rid="r3"), make_request("wrong", [5000], 3)],
+        30: [make_request("late", PROMPT, 12)],
+    }
+
+
+def two_ranks_one_replica(rank: int) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    scripts = [mixed_traffic()]
+    with scheduler_on(rank, scripts, tp_size=2, **TIGHT) as scheduler:
+        answer["history"] = live(scheduler, scripts)
+        answer["ids"], answer["reasons"] = ids_told(scheduler), reasons_told(scheduler)
+        answer["logprobs"] = logprobs_told(scheduler)
+        answer["retractions"] = scheduler.load.num_retractions
+        answer["sent"] = 0 if scheduler.channel is None else len(scheduler.channel.sent)
+
+    answer["expired"] = _expire_by_the_leaders_clock(rank)
+
+    # Each rank would draw its own token: the leader's counts.
+    scripts = [{0: [make_request("r", PROMPT, 5)]}]
+    with scheduler_on(rank, scripts, tp_size=2) as scheduler:
+        scheduler.worker.next_token = lambda ids: 100 + rank
+        live(scheduler, scripts)
+        answer["drawn"] = ids_told(scheduler)["r"]
+
+    # The loop itself: a peer rests nowhere and leaves with its leader.
+    scripts = [{0: [make_request("r", PROMPT, 5)], 12: [ShutdownReq()]}]
+    with scheduler_on(rank, scripts, tp_size=2) as scheduler:
+        turns = _count_turns(scheduler)
+        scheduler.run_event_loop()
+        answer["turns"] = turns[0]
+        answer["waits"] = None if scheduler.channel is None else scheduler.channel.waits
+    answer["divergence"] = _diverge(rank)
+    return answer
+
+
+def _count_turns(scheduler: Scheduler) -> list[int]:
+    turns = [0]
+    step = scheduler.step
+
+    def counted() -> bool:
+        turns[0] += 1
+        return step()
+
+    scheduler.step = counted
+    return turns
+
+
+def _expire_by_the_leaders_clock(rank: int) -> list[Any]:
+    clock = group_channel.time
+    now = [100.0]
+
+    def tick() -> float:
+        assert rank == 0, "a peer looked at its own clock"
+        now[0] += 1.0
+        return now[0]
+
+    scripts = [{0: [make_request("r", PROMPT[:10], 100, ignore_eos=True)]}]
+    with (
+        envs.SGLANG_REQ_RUNNING_TIMEOUT.override(5.0),
+        scheduler_on(rank, scripts, tp_size=2) as scheduler,
+    ):
+        group_channel.time = SimpleNamespace(monotonic=tick)
+        try:
+            history = live(scheduler, scripts)
+        finally:
+            group_channel.time = clock
+        return [len(history), reasons_told(scheduler)]
+
+
+def _diverge(rank: int) -> str:
+    """The twin of everything above: rank 1 gives its next request other slots than rank 0 does."""
+    scripts = [{0: [make_request("r", PROMPT, 5)]}]
+    with scheduler_on(rank, scripts, tp_size=2) as scheduler:
+        if rank == 0:
+            scheduler.step()
+            return ""
+        scheduler.kv.allocator.alloc_extend(0, 3, 0)
+        with pytest.raises(RuntimeError) as caught:
+            scheduler.step()
+        return str(caught.value)
+
+
+def test_ranks_that_hold_the_same_requests_live_the_same_turns() -> None:
+    first, second = run_ranks(two_ranks_one_replica, world_size=2)
+    for name in ("history", "ids", "reasons", "logprobs", "expired", "drawn", "turns"):
+        assert first[name] == second[name], name
+    assert first["retractions"] == second["retractions"] > 0
+    assert first["sent"] > 0 and second["sent"] == 0, "peers send nothing"
+    assert first["reasons"]["r3"] == first["reasons"]["wrong"] == "abort" and len(first["reasons"]) == 8
+    assert first["ids"]["r1"] == expected_output([1, *PROMPT[:12]], 31)
+    assert first["ids"]["logprobs"] == expected_output(PROMPT, 9)
+    assert first["expired"] == [8, {"r": "abort"}]
+    assert first["drawn"] == [100] * 5
+    assert first["turns"] == 13 and first["waits"] == list(range(5, 13)) and second["waits"] is None
+    assert "another batch than its leader" in second["divergence"]
+
+
+# --- attention data parallelism ---------------------------------------------------------------------------
+
+#: Lengths are odd and uneven; the last prompt goes on where the one before ends, on the same replica.
+PROMPTS = [
+    [first, *PROMPT[: length - 1]]
+    for first, length in ((0, 3), (1, 60), (2, 17), (3, 41), (4, 8), (5, 29), (5, 33))
+]
+
+
+def uneven_scripts() -> list[Script]:
+    """Seven requests of 3 to 60 tokens, five of them on replica 0; replica 1 idles between and after."""
+    requests = [make_request(f"r{i}", p, 6 + 3 * i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
+    return [
+        {0: requests[:4], 9: [FlushCacheReqInput(call_id=1)], 11: [requests[4]]},
+        {
+            2: [requests[5]],
+            14: [FlushCacheReqInput(call_id=2)],
+            40: [requests[6], AbortReq(rid="nobody")],
+            90: [GetInternalStateReq(call_id=3)],
+        },
+    ]
+
+
+def replicas(rank: int, tp_size: int) -> dict[str, Any]:
+    layout = {"tp_size": tp_size, "dp_size": 2, "enable_dp_attention": True}
+    answer: dict[str, Any] = {}
+    scripts = uneven_scripts()
+    with scheduler_on(rank, scripts, **layout, **{**TIGHT, "pool_tokens": 90}) as scheduler:
+        history = live(scheduler, scripts)
+        answer["turns"], answer["replica"], answer["history"] = len(history), scheduler.dp_rank, history
+        answer["ids"] = ids_told(scheduler)
+        answer["retractions"] = scheduler.load.num_retractions
+        steps = scheduler.worker.steps
+        answer["steps"] = [[step.num_tokens, step.num_logit_rows, step.is_extend] for step in steps]
+        answer["idle"] = scheduler.load.num_idle_forwards
+        answer["most"] = scheduler.load.state(0.5)["max_running_requests"]
+        sent = [] if scheduler.channel is None else scheduler.channel.sent
+        answer["flushes"] = [
+            [message.call_id, message.success, message.dp_rank]
+            for message in sent
+            if isinstance(message, FlushCacheReqOutput)
+        ]
+        answer["states"] = [m.state for m in sent if isinstance(m, GetInternalStateReqOutput)]
+        answer["dp_ranks"] = sorted({message.dp_rank for message in sent})
+    answer["woken"] = _wake(rank, layout)
+    answer["delayed"] = _delay(rank, layout)
+    if tp_size == 4:
+        answer["divergence"] = _plan_otherwise(rank, layout)
+    return answer
+
+
+def _wake(rank: int, layout: dict[str, Any]) -> dict[str, Any]:
+    """A request for replica 1 arrives two turns after its dispatch note; the ends of all loops."""
+    scripts: list[Script] = [
+        {5: [DispatchedReq(counts=[0, 1])], 30: [DispatchedReq(counts=[0, 2])]},
+        {7: [make_request("r", PROMPT[:20], 4)], 33: [ShutdownReq()]},
+    ]
+    with scheduler_on(rank, scripts, **layout) as scheduler:
+        turns = _count_turns(scheduler)
+        scheduler.run_event_loop()
+        return {
+            "turns": turns[0],
+            "waits": None if scheduler.channel is None else scheduler.channel.waits,
+            "ids": ids_told(scheduler),
+            "forwards": len(scheduler.worker.batch_sizes),
+        }
+
+
+def _delay(rank: int, layout: dict[str, Any]) -> list[Any]:
+    """Both replicas run one request; replica 0 gets a second one at once, replica 1 five turns later."""
+    scripts: list[Script] = [
+        {0: [make_request("a", PROMPT[:5], 40)], 4: [make_request("b", PROMPT[5:25], 10)]},
+        {0: [make_request("c", PROMPT[:6], 40)], 9: [make_request("d", PROMPT[9:30], 10)]},
+    ]
+    answers = []
+    for flags in ({"enable_prefill_delayer": True}, {}):
+        with scheduler_on(rank, scripts, **layout, **flags) as scheduler:
+            live(scheduler, scripts)
+            extends = [i for i, step in enumerate(scheduler.worker.steps) if step.is_extend]
+            answers.append([extends, sorted(map(len, ids_told(scheduler).values()))])
+    return answers
+
+
+def _plan_otherwise(rank: int, layout: dict[str, Any]) -> str:
+    """The twin: the last rank plans something else than the one with which it shares its requests."""
+    scripts: list[Script] = [{0: []}, {0: [make_request("r", PROMPT[:20], 4)]}]
+    with scheduler_on(rank, scripts, **layout) as scheduler:
+        if rank == 3:
+            plan = scheduler.planner.plan
+
+            def shorter(**given: Any) -> Any:
+                scheduler.roster.waiting[0].prompt_ids = scheduler.roster.waiting[0].prompt_ids[:19]
+                return plan(**given)
+
+            scheduler.planner.plan = shorter
+        with pytest.raises(RuntimeError) as caught:
+            scheduler.step()
+        assert not scheduler.worker.batch_sizes, "it is noticed before the forward"
+        return str(caught.value)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_replicas_of_uneven_load_take_the_same_steps(world_size: int) -> None:
+    """With four ranks each replica has two: what holds for a replica holds for both."""
+    answers = run_ranks(replicas, world_size=world_size, tp_size=world_size)
+    each = world_size // 2
+    for rank, answer in enumerate(answers):
+        leader = answers[rank - rank % each]
+        for name in ("history", "ids", "retractions", "idle", "replica", "delayed"):
+            assert answer[name] == leader[name], (rank, name)
+        assert answer["steps"] == answers[0]["steps"], "all ranks ran the same forwards"
+        assert answer["turns"] == answers[0]["turns"]
+        assert answer["woken"]["turns"] == answers[0]["woken"]["turns"] == 34, "all leave in one turn"
+        assert answer["woken"]["forwards"] == answers[0]["woken"]["forwards"] == 4
+        assert answer["most"] == 4, "8 running requests over two replicas"
+        assert (answer["dp_ranks"] == []) == (rank % each > 0), "peers send nothing"
+    first, second = answers[0], answers[each]
+    assert (first["replica"], second["replica"]) == (0, 1)
+    wanted = {f"r{i}": expected_output(prompt, 6 + 3 * i) for i, prompt in enumerate(PROMPTS)}
+    assert first["ids"] | second["ids"] == wanted and set(second["ids"]) == {"r5", "r6"}
+    assert first["retractions"] > 0 and first["idle"] > 0 and second["idle"] > 0
+    assert all(sum(tokens) > 0 for tokens, _, _ in first["steps"]), "a step in which nobody has a token"
+    assert [flush[1:] for flush in first["flushes"] + second["flushes"]] == [[False, 0], [False, 1]]
+    (state,) = second["states"]
+    assert (state["num_requests_received"], state["num_requests_finished"]) == (2, 2)
+    assert (
+        state["cache_hit_rate"] > 0.4 and state["dp_rank"] == 1 and state["num_generated_tokens"] == 21 + 24
+    )
+
+    # Replica 0's leader rests where nobody has work, but not in the turns between the note and the request.
+    waits = answers[0]["woken"]["waits"]
+    assert set(range(1, 34)) - set(waits) == {6, 7, *range(8, 12), 31, 32, 33}
+    assert answers[each]["woken"]["waits"] == []
+    assert answers[each]["woken"]["ids"] == {"r": expected_output(PROMPT[:20], 4)}
+
+    if world_size == 4:
+        for answer in answers:
+            assert "TP ranks 2 and 3 hold the same requests" in answer["divergence"]
+            assert "num_tokens 20 and 19" in answer["divergence"]
+    delayed, free = first["delayed"]
+    assert delayed[0] == [0, 9] and free[0] == [0, 4, 9]
+    assert delayed[1] == free[1] == [10, 40]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, GenerationBatchResult, LogprobAsk
-from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, GenerationBatchResult, LogprobRequest
+from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import parallel_state
 from sglang.srt.model_executor.tp_worker import TpModelWorker
@@ -30,7 +30,7 @@ class DrivenSequence:
     """One sequence: its tokens so far, how many of them are in the cache, its row of slots."""
 
     ids: list[int]
-    sampling: SamplingRow
+    sampling: SamplingState
     row: int
     cached: int = 0
     slots: list[int] = field(default_factory=list)
@@ -48,14 +48,14 @@ class WorkerDriver:
         """A new sequence; greedy unless `temperature` is given."""
         row = self.worker.req_to_token_pool.alloc()
         assert row is not None
-        sampling = SamplingRow(SamplingParams(**{"temperature": 0.0, **params}), seed, end_ids)
+        sampling = SamplingState(SamplingParams(**{"temperature": 0.0, **params}), seed, end_ids)
         return DrivenSequence(list(ids), sampling, row)
 
     def batch(
         self,
         parts: Sequence[tuple[DrivenSequence, int]],
         *,
-        asks: list[LogprobAsk | None] | None = None,
+        asks: list[LogprobRequest | None] | None = None,
         decode: bool = False,
     ) -> ForwardBatch:
         """The next `count` tokens of each sequence; a token is drawn where its last token is among them."""
@@ -78,7 +78,7 @@ class WorkerDriver:
             seq_lens=torch.tensor(lens),
             seq_lens_list=lens,
             extend_lens=[count for _, count in parts],
-            sampling_rows=[seq.sampling if seq.cached == len(seq.ids) else None for seq, _ in parts],
+            sampling_states=[seq.sampling if seq.cached == len(seq.ids) else None for seq, _ in parts],
             logprob_asks=asks,
         )
 
@@ -90,7 +90,7 @@ class WorkerDriver:
         self,
         parts: Sequence[tuple[DrivenSequence, int]],
         *,
-        asks: list[LogprobAsk | None] | None = None,
+        asks: list[LogprobRequest | None] | None = None,
         decode: bool = False,
     ) -> GenerationBatchResult:
         """One forward with sampling; drawn tokens are appended to their sequences."""

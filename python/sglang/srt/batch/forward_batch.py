@@ -16,7 +16,7 @@ import torch
 from sglang.srt.messages.io_struct import TokenLogprob
 
 if TYPE_CHECKING:
-    from sglang.srt.batch.sampling_row import SamplingRow
+    from sglang.srt.batch.sampling_state import SamplingState
 
 
 class ForwardMode(enum.Enum):
@@ -30,7 +30,7 @@ class ForwardMode(enum.Enum):
 
 
 @dataclass(slots=True)
-class LogprobAsk:
+class LogprobRequest:
     """What one request of the batch wants to know besides its next token.
 
     Output side: `top_num` alternatives and the log-probabilities of `token_ids` for the token drawn now.
@@ -76,9 +76,9 @@ class ForwardBatch:
     extend_lens: list[int]
     #: One per request; None for a request whose prompt is not complete after this chunk: nothing is drawn
     #: for it.
-    sampling_rows: list[SamplingRow | None]
+    sampling_states: list[SamplingState | None]
     #: One per request, None where no logprob is wanted; the list itself is None when nobody wants any.
-    logprob_asks: list[LogprobAsk | None] | None = None
+    logprob_asks: list[LogprobRequest | None] | None = None
     #: With attention data parallelism: the step that this forward is one replica's part of.
     dp_step: DpStep | None = None
 
@@ -91,7 +91,7 @@ class ForwardBatch:
     @property
     def num_logit_rows(self) -> int:
         """Rows of last hidden states that the head scores: one a drawing request, one a prompt target."""
-        drawing = sum(row is not None for row in self.sampling_rows)
+        drawing = sum(row is not None for row in self.sampling_states)
         return drawing + sum(len(ask.targets) for ask in self.logprob_asks or () if ask is not None)
 
     @property

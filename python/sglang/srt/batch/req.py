@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sglang.srt.batch.forward_batch import LogprobAsk
-from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.messages.io_struct import FinishReason, TokenizedGenerateReqInput, TokenLogprob
 
 Ids = npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ class Req:
     )
 
     def __init__(
-        self, message: TokenizedGenerateReqInput, sampling: SamplingRow, max_new_tokens: int, arrival: int
+        self, message: TokenizedGenerateReqInput, sampling: SamplingState, max_new_tokens: int, arrival: int
     ) -> None:
         self.rid = message.rid
         self.extra_key = message.extra_key
@@ -89,9 +89,9 @@ class Req:
         self.input_logprobs: list[TokenLogprob] = []
         self.output_logprobs: list[TokenLogprob] = []
         #: What every decode step asks; None without logprobs.
-        self.decode_ask: LogprobAsk | None = None
+        self.decode_ask: LogprobRequest | None = None
         if message.return_logprob:
-            self.decode_ask = LogprobAsk(
+            self.decode_ask = LogprobRequest(
                 top_num=message.top_logprobs_num, token_ids=message.token_ids_logprob
             )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, LogprobAsk
+from sglang.srt.batch.forward_batch import ForwardBatch, LogprobRequest
 from sglang.srt.layers.communicator import draws_here, head_spans_replicas
 from sglang.srt.layers.exchange.dp_gather import gather_rows
 from sglang.srt.layers.sampler import NOT_FINITE
@@ -58,7 +58,7 @@ class _PromptRows:
     """
 
     request: int
-    ask: LogprobAsk
+    ask: LogprobRequest
     start: int
     entries: list[TokenLogprob] = field(default_factory=list)
     failed: bool = False
@@ -89,7 +89,7 @@ class LogitsProcessor:
         """hidden [num_tokens, hidden size], after the last norm. Drawing rows are scored before prompt
         rows. A rank that does not draw calls the head as often and reads nothing.
         """
-        drawing = [b for b, row in enumerate(batch.sampling_rows) if row is not None]
+        drawing = [b for b, row in enumerate(batch.sampling_states) if row is not None]
         rows = _last_rows(batch, drawing)
         asked = _add_prompt_rows(batch, rows)
         prompts = asked if draws_here() else []
@@ -196,7 +196,7 @@ def _failures_of_parts(hidden: torch.Tensor, batch: ForwardBatch) -> list[str | 
     finite spread to the rows before them, which other requests may share.
     """
     failures: list[str | None] = [None] * batch.batch_size
-    silent = [b for b, row in enumerate(batch.sampling_rows) if row is None]
+    silent = [b for b, row in enumerate(batch.sampling_states) if row is None]
     if silent:
         last = hidden[torch.tensor(_last_rows(batch, silent), dtype=torch.int64, device=hidden.device)]
         for b, finite in zip(silent, torch.isfinite(last).all(dim=-1).tolist(), strict=True):

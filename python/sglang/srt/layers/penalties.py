@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.batch.sampling_state import SamplingState
 
 #: Where a penalised logit ends: beyond any real one, and still a number after a division by a temperature.
 _FARTHEST = 1e30
 
 
-def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
     """Change logits [rows, vocab] in place, in this order: repetition, frequency and presence penalty, bias,
     end tokens that are not allowed yet.
     """
@@ -25,7 +25,7 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     _suppress_end(logits, rows)
 
 
-def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+def _penalise(logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
     """For a token that occurs `count` times in the output: divide a positive logit by the repetition penalty
     (multiply a negative one), then subtract count * frequency + presence.
     """
@@ -53,7 +53,7 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     logits[index] = values - torch.tensor(minus, dtype=logits.dtype, device=logits.device)
 
 
-def _add_bias(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+def _add_bias(logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
     for b, row in enumerate(rows):
         bias = row.params.logit_bias
         if bias:
@@ -61,7 +61,7 @@ def _add_bias(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
             logits[b, ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
 
 
-def _suppress_end(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+def _suppress_end(logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
     for b, row in enumerate(rows):
         if row.suppresses_end and row.end_ids:
             logits[b, torch.tensor(sorted(row.end_ids), device=logits.device)] = float("-inf")

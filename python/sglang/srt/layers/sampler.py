@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from sglang.kernels.draw_token import draw, uniforms
-from sglang.srt.batch.forward_batch import LogprobAsk
-from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.layers.penalties import adjust_logits
 from sglang.srt.layers.token_logprobs import token_logprobs
 from sglang.srt.messages.io_struct import TokenLogprob
@@ -42,8 +42,8 @@ class Sampler:
     def __call__(
         self,
         logits: torch.Tensor,
-        rows: Sequence[SamplingRow],
-        asks: Sequence[LogprobAsk | None] | None = None,
+        rows: Sequence[SamplingState],
+        asks: Sequence[LogprobRequest | None] | None = None,
     ) -> SamplerOutput:
         """logits [rows, vocab], float32; they are overwritten."""
         failures = self._fail_where(~torch.isfinite(logits.sum(dim=-1)), logits, NOT_FINITE)
@@ -78,7 +78,7 @@ class Sampler:
         return [sentence if flag else None for flag in flags]
 
     @staticmethod
-    def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    def _choose(logits: torch.Tensor, rows: Sequence[SamplingState]) -> list[int]:
         drawn = [b for b, row in enumerate(rows) if not row.params.is_greedy]
         if len(drawn) < len(rows):
             ids = logits.argmax(dim=-1).tolist()  # the lowest id where several are best
@@ -99,7 +99,7 @@ class Sampler:
         return ids
 
     @staticmethod
-    def _log_softmax(logits: torch.Tensor, rows: Sequence[SamplingRow], asked: list[int]) -> torch.Tensor:
+    def _log_softmax(logits: torch.Tensor, rows: Sequence[SamplingState], asked: list[int]) -> torch.Tensor:
         """After penalties and bias, at the row's temperature (1 for greedy rows)."""
         heat = [1.0 if (p := rows[b].params).is_greedy else p.temperature for b in asked]
         scaled = logits[asked]

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.batch.forward_batch import LogprobAsk
+from sglang.srt.batch.forward_batch import LogprobRequest
 from sglang.srt.messages.io_struct import LOGPROB_FLOOR, TokenLogprob
 
 
 def token_logprobs(
-    logprobs: torch.Tensor, token_ids: Sequence[int], asks: Sequence[LogprobAsk]
+    logprobs: torch.Tensor, token_ids: Sequence[int], asks: Sequence[LogprobRequest]
 ) -> list[TokenLogprob]:
     """One entry a row of logprobs [rows, vocab]: the value of `token_ids[row]` and what `asks[row]` wants.
 

@@ -22,7 +22,7 @@ from sglang.srt.managers.scheduler_components.output_streamer import OutputStrea
 from sglang.srt.managers.scheduler_components.placement_report import PlacementReporter, replica_number
 from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer
 from sglang.srt.managers.scheduler_components.request_receiver import RequestReceiver
-from sglang.srt.managers.scheduler_components.schedule_batch import Roster
+from sglang.srt.managers.scheduler_components.schedule_batch import RequestQueues
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher, end_ids_of_model
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 from sglang.srt.mem_cache.chunk_cache import ChunkCache
@@ -83,21 +83,21 @@ class Scheduler:
         self._delayer = PrefillDelayer.from_published(warns=group.is_leader)
         self._heartbeat = heartbeat
         self._stopping = False
-        self.roster = roster = Roster()
+        self.queues = queues = RequestQueues()
         self.kv = kv = RequestKV(
             worker.req_to_token_pool, worker.token_to_kv_pool_allocator, _make_prefix_cache(limits)
         )
         self.streamer = OutputStreamer(group.send, limits, dp_rank=self.dp_rank)
-        self.planner = BatchPlanner(roster, kv, limits)
+        self.planner = BatchPlanner(queues, kv, limits)
         stop_matcher = StopMatcher(
             tokenizer,
             eos_token_ids=end_ids_of_model(tokenizer, worker.model_config),
             vocab_size=limits.vocab_size,
             context_len=limits.context_len,
         )
-        self.processor = BatchResultProcessor(roster, kv, self.streamer, stop_matcher)
+        self.processor = BatchResultProcessor(queues, kv, self.streamer, stop_matcher)
         self.receiver = RequestReceiver(
-            roster,
+            queues,
             limits=limits,
             planner=self.planner,
             processor=self.processor,
@@ -105,9 +105,9 @@ class Scheduler:
             stop_matcher=stop_matcher,
         )
         self.load = SchedulerLoad(
-            roster, kv, limits, self.streamer, dp_rank=self.dp_rank, is_leader=group.is_leader
+            queues, kv, limits, self.streamer, dp_rank=self.dp_rank, is_leader=group.is_leader
         )
-        self.invariants = InvariantChecker(roster, kv)
+        self.invariants = InvariantChecker(queues, kv)
         group.require_equal("scheduler's limits", limits.settings() | self.planner.settings())
         logger.info("%s, available_cpu_mem=%.2f GB", limits.summary(), available_memory_bytes() / 2**30)
 
@@ -135,16 +135,16 @@ class Scheduler:
             return False
         self._take_step(plan, None if agreement is None else agreement.step)
         self.streamer.flush()
-        if self.roster.is_idle:
+        if self.queues.is_idle:
             self.planner.note_idle()
             self.invariants.check_idle()
-        return not self.roster.is_idle if agreement is None else agreement.has_requests
+        return not self.queues.is_idle if agreement is None else agreement.has_requests
 
     def _plan(self, now: float) -> Plan:
         """This replica's batch. A rank that is about to leave votes all the same: the others wait for it."""
         may_start = self._delayer is None or self._delayer.may_start(
             can_start=self.planner.can_start,
-            is_in_prompt=self.roster.prefilling is not None,
+            is_in_prompt=self.queues.prefilling is not None,
             token_usage=self.kv.used() / self.kv.size,
         )
         if self._stopping:
@@ -159,8 +159,8 @@ class Scheduler:
     def _agree(self, dp_attn: DpAttnSync, plan: Plan) -> Agreement:
         agreement = dp_attn.agree(
             stopping=self._stopping,
-            # A request whose prompt this batch completes is in no list of the roster until it is processed.
-            has_requests=plan.batch is not None or not self.roster.is_idle,
+            # A request whose prompt this batch completes is in no list of the queues until it is processed.
+            has_requests=plan.batch is not None or not self.queues.is_idle,
             batch=None if plan.batch is None else plan.batch.forward,
         )
         self._stopping = agreement.stopping
@@ -215,14 +215,14 @@ class Scheduler:
                 )
 
     def _flush_cache(self, message: FlushCacheReqInput) -> FlushCacheReqOutput:
-        roster = self.roster
-        if not roster.is_idle:
+        queues = self.queues
+        if not queues.is_idle:
             return FlushCacheReqOutput(
                 call_id=message.call_id,
                 success=False,
                 dp_rank=self.dp_rank,
                 message=(
-                    f"the cache is in use: {roster.num_started} requests run and {len(roster.waiting)} wait; "
+                    f"the cache is in use: {queues.num_started} requests run and {len(queues.waiting)} wait; "
                     "let them end or abort them first"
                 ),
             )

@@ -55,7 +55,7 @@ class TpModelWorker:
         failures = list(output.failures)
         logprobs: list[TokenLogprob | None] | None = None if asks is None else [None] * batch.batch_size
         if output.drawing:
-            rows = [row for row in batch.sampling_rows if row is not None]
+            rows = [row for row in batch.sampling_states if row is not None]
             drawn = self.sampler(
                 output.logits, rows, None if asks is None else [asks[b] for b in output.drawing]
             )

@@ -22,7 +22,7 @@ from sglang.srt.batch.forward_batch import (
     ForwardBatch,
     ForwardMode,
     GenerationBatchResult,
-    LogprobAsk,
+    LogprobRequest,
 )
 from sglang.srt.distributed import parallel_state
 from sglang.srt.managers.scheduler import Scheduler
@@ -97,7 +97,7 @@ def fake_logprob(state: int, token_id: int) -> float:
     return -(_mixed(state, token_id + 2) % 5120) / 256
 
 
-def fake_token_logprob(state: int, token_id: int, ask: LogprobAsk) -> TokenLogprob:
+def fake_token_logprob(state: int, token_id: int, ask: LogprobRequest) -> TokenLogprob:
     """One entry; the best alternatives are simply the lowest ids."""
     top = [(fake_logprob(state, i), i) for i in range(ask.top_num)]
     return TokenLogprob(
@@ -179,7 +179,7 @@ class FakeWorker:
     def _check_shapes(self, batch: ForwardBatch) -> None:
         assert batch.num_tokens == sum(batch.extend_lens) == len(batch.positions) == len(batch.out_cache_loc)
         assert batch.seq_lens.tolist() == batch.seq_lens_list
-        assert len(batch.sampling_rows) == len(batch.req_pool_indices) == batch.batch_size
+        assert len(batch.sampling_states) == len(batch.req_pool_indices) == batch.batch_size
         assert int(batch.out_cache_loc.min()) >= self.page_size, "the reserved page was handed out"
         assert len(set(batch.out_cache_loc.tolist())) == batch.num_tokens, "two tokens share a slot"
 
@@ -193,7 +193,7 @@ class FakeWorker:
                 "a page is not filled in order"
             )
         states = prefix_states(ids)
-        row = batch.sampling_rows[place]
+        row = batch.sampling_states[place]
         ask = None if batch.logprob_asks is None else batch.logprob_asks[place]
         failure = None if self.failure is None else self.failure(ids.tolist())
         token = None
@@ -212,7 +212,7 @@ class FakeWorker:
         result.input_logprobs.append(self._input_logprobs(batch, place, states, ask))
 
     def _input_logprobs(
-        self, batch: ForwardBatch, place: int, states: np.ndarray, ask: LogprobAsk | None
+        self, batch: ForwardBatch, place: int, states: np.ndarray, ask: LogprobRequest | None
     ) -> list[TokenLogprob] | None:
         if ask is None or not ask.targets:
             return None
@@ -223,7 +223,7 @@ class FakeWorker:
         ]
 
 
-def expected_logprobs(ids: Sequence[int], start: int, ask: LogprobAsk) -> list[TokenLogprob]:
+def expected_logprobs(ids: Sequence[int], start: int, ask: LogprobRequest) -> list[TokenLogprob]:
     """Entries of the tokens `ids[start:]`, each after its true prefix; None for the very first token."""
     states = prefix_states(np.array(ids))
     return [fake_token_logprob(int(states[i - 1]), ids[i], ask) for i in range(start, len(ids))]

@@ -67,10 +67,10 @@ class Watch:
         if step is not None:
             self.paddings["max_len" if get_forward().dp_max_padding else "sum_len"] += 1
         self.head_calls += self._head_calls(batch)
-        if batch.forward_mode is ForwardMode.EXTEND and None in batch.sampling_rows:
+        if batch.forward_mode is ForwardMode.EXTEND and None in batch.sampling_states:
             self.unfinished_prompts += 1
         for at, b in enumerate(output.drawing):
-            self._record(batch.sampling_rows[b], output.logits[at])
+            self._record(batch.sampling_states[b], output.logits[at])
         return output
 
     @staticmethod
@@ -80,7 +80,7 @@ class Watch:
         """
         if batch.dp_step is not None and not get_parallel().enable_dp_lm_head:
             return int(sum(batch.dp_step.num_logit_rows) > 0)
-        drawing = sum(row is not None for row in batch.sampling_rows)
+        drawing = sum(row is not None for row in batch.sampling_states)
         return int(drawing > 0) + int(batch.num_logit_rows > drawing)
 
     def _record(self, row: Any, logits: torch.Tensor) -> None:

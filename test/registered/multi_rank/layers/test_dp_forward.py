@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, LogprobAsk
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, LogprobRequest
 from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.layers.communicator import draws_here
@@ -92,7 +92,7 @@ class Replica:
             self.seqs[name] = self.driver.add(ids)
         return self.seqs[name]
 
-    def forward(self, part: Part, step: DpStep, asks: dict[str, LogprobAsk]) -> LogitsProcessorOutput:
+    def forward(self, part: Part, step: DpStep, asks: dict[str, LogprobRequest]) -> LogitsProcessorOutput:
         runner = self.driver.worker.model_runner
         if not part:
             return runner.forward(ForwardBatch.idle(step, runner.device))
@@ -109,7 +109,7 @@ class Replica:
         asks = {}
         for name in asked:
             first, count = TARGETS[name]
-            asks[name] = LogprobAsk(
+            asks[name] = LogprobRequest(
                 top_num=2, first_row=first, targets=self.seq(name).ids[first + 1 : first + 1 + count]
             )
         output = self.forward(part, step, asks)
@@ -137,7 +137,7 @@ class Replica:
         parts: list[Part] = [{"a": 1}, {"b": 1, "c": 1}, {}, {}]
         replicas = get_parallel().attn_dp_size
         step = DpStep([1, 2, 0, 0][:replicas], [1, 3, 0, 0][:replicas], is_extend=False)
-        asks = {"b": LogprobAsk(targets=[4])} if self.number == 1 else {}
+        asks = {"b": LogprobRequest(targets=[4])} if self.number == 1 else {}
         output = self.forward(parts[self.number], step, asks)
         failed = NOT_FINITE if draws_here() else None
         assert output.failures == [[None], [failed, None], [], []][self.number]

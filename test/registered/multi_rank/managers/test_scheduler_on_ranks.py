@@ -90,11 +90,11 @@ def live(scheduler: Scheduler, scripts: list[Script], max_turns: int = 2000) -> 
         going_on = scheduler.step()
         scheduler.invariants.check_sum()
         scheduler.invariants.check_slots()
-        roster = scheduler.roster
+        queues = scheduler.queues
         history.append(
             [
-                [req.rid for req in roster.running],
-                [req.rid for req in roster.waiting],
+                [req.rid for req in queues.running],
+                [req.rid for req in queues.waiting],
                 scheduler.kv.room(),
                 round(scheduler.planner.new_token_ratio, 9),
             ]
@@ -332,7 +332,7 @@ def _plan_otherwise(rank: int, layout: dict[str, Any]) -> str:
             plan = scheduler.planner.plan
 
             def shorter(**given: Any) -> Any:
-                scheduler.roster.waiting[0].prompt_ids = scheduler.roster.waiting[0].prompt_ids[:19]
+                scheduler.queues.waiting[0].prompt_ids = scheduler.queues.waiting[0].prompt_ids[:19]
                 return plan(**given)
 
             scheduler.planner.plan = shorter

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sglang.srt.batch.forward_batch import LogprobAsk
+from sglang.srt.batch.forward_batch import LogprobRequest
 from sglang.srt.layers import linear
 from sglang.test.multi_rank import run_ranks
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model
@@ -89,7 +89,7 @@ def draw_wildly(rank: int, model: str, width: int, keep_padding: bool = False) -
         if keep_padding:
             head.vocab_size = 10**6
         seqs = [driver.add(PROMPTS[0], seed=seed, temperature=2.0) for seed in range(4)]
-        ask = LogprobAsk(top_num=20)
+        ask = LogprobRequest(top_num=20)
         drawn: list[int] = []
         listed: list[int] = []
         for step in range(24):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sglang.kernels.draw_token import draw, uniforms
-from sglang.srt.batch.forward_batch import LogprobAsk
-from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.layers.penalties import adjust_logits
 from sglang.srt.layers.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
 from sglang.srt.messages.io_struct import LOGPROB_FLOOR
@@ -21,7 +21,7 @@ sampler = Sampler()
 
 
 def row(seed=0, produced=(), end_ids=(), **params):
-    made = SamplingRow(SamplingParams(**params), seed, end_ids)
+    made = SamplingState(SamplingParams(**params), seed, end_ids)
     for token in produced:
         made.append(token)
     return made
@@ -110,7 +110,7 @@ def test_bias_is_added_and_end_tokens_wait_for_their_turn():
 def test_a_poisoned_row_fails_alone(poison, params):
     logits = logits_of(4, rows=3)
     rows = [row(seed=i, produced=[3], **params) for i in range(3)]
-    asks = [LogprobAsk(top_num=2)] * 3
+    asks = [LogprobRequest(top_num=2)] * 3
     healthy = sampler(logits.clone(), rows, asks)
     logits[1, 77] = poison
     result = sampler(logits, rows, asks)
@@ -122,7 +122,7 @@ def test_a_poisoned_row_fails_alone(poison, params):
 def test_a_repetition_penalty_near_zero_repeats_instead_of_failing():
     logits = logits_of(5, rows=2).abs()
     rows = [row(produced=[3], repetition_penalty=1e-44), row(**GREEDY)]
-    result = sampler(logits, rows, [LogprobAsk(top_num=2), None])
+    result = sampler(logits, rows, [LogprobRequest(top_num=2), None])
     assert result.failures == [None, None]
     assert result.token_ids[0] == 3
     assert result.logprobs[0].logprob == 0.0
@@ -144,7 +144,7 @@ def test_logprobs_follow_penalties_bias_and_temperature():
     expected[0, 8] -= 2.0
     expected[0, 9] += 3.0
     expected = torch.log_softmax(expected / torch.tensor([[0.5], [1.0]]), dim=-1)
-    result = sampler(logits, rows, [LogprobAsk(top_num=4, token_ids=[9, 8]), LogprobAsk()])
+    result = sampler(logits, rows, [LogprobRequest(top_num=4, token_ids=[9, 8]), LogprobRequest()])
     for b, entry in enumerate(result.logprobs):
         assert entry.token_id == result.token_ids[b]
         assert entry.logprob == pytest.approx(float(expected[b, entry.token_id]), abs=1e-6)
@@ -158,7 +158,7 @@ def test_logprobs_follow_penalties_bias_and_temperature():
 def test_the_drawn_token_has_the_same_float_among_the_alternatives():
     logits = logits_of(7, rows=8)
     rows = [row(seed=i, temperature=1.5) for i in range(8)]
-    result = sampler(logits, rows, [LogprobAsk(top_num=VOCAB, token_ids=list(range(VOCAB)))] * 8)
+    result = sampler(logits, rows, [LogprobRequest(top_num=VOCAB, token_ids=list(range(VOCAB)))] * 8)
     for entry in result.logprobs:
         assert {i: v for v, i in entry.top}[entry.token_id] == entry.logprob
         assert entry.chosen[entry.token_id] == (entry.logprob, entry.token_id)
@@ -168,7 +168,7 @@ def test_the_drawn_token_has_the_same_float_among_the_alternatives():
 def test_equal_alternatives_are_listed_lowest_id_first_and_hold_the_greedy_token():
     logits = torch.zeros(1, VOCAB)
     logits[0, [250, 40, 120, 7]] = 1.0
-    entry = sampler(logits, [row(**GREEDY)], [LogprobAsk(top_num=2)]).logprobs[0]
+    entry = sampler(logits, [row(**GREEDY)], [LogprobRequest(top_num=2)]).logprobs[0]
     assert entry.token_id == 7
     assert [i for _, i in entry.top] == [7, 40]
 
@@ -176,7 +176,7 @@ def test_equal_alternatives_are_listed_lowest_id_first_and_hold_the_greedy_token
 def test_impossible_tokens_read_the_floor_and_the_answer_is_json():
     logits = logits_of(8)
     suppressed = row(min_new_tokens=1, end_ids=[5], temperature=1e-5)
-    entry = sampler(logits, [suppressed], [LogprobAsk(top_num=VOCAB, token_ids=[5])]).logprobs[0]
+    entry = sampler(logits, [suppressed], [LogprobRequest(top_num=VOCAB, token_ids=[5])]).logprobs[0]
     assert entry.chosen == [(LOGPROB_FLOOR, 5)]
     json.dumps([entry.logprob, entry.top, entry.chosen], allow_nan=False)
 
@@ -189,7 +189,7 @@ def test_logprobs_stay_finite_where_logits_over_temperature_would_not():
         row(produced=[2], repetition_penalty=1e-36, temperature=0.01),
         row(produced=[1], temperature=0.5),
     ]
-    logprobs = sampler(logits, rows, [LogprobAsk(top_num=3)] * 2).logprobs
+    logprobs = sampler(logits, rows, [LogprobRequest(top_num=3)] * 2).logprobs
     assert all(math.isfinite(value) for entry in logprobs for value in (entry.logprob, *dict(entry.top)))
     assert logprobs[0].logprob == 0.0
     assert logprobs[0].top[1][0] == LOGPROB_FLOOR

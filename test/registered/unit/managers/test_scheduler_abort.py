@@ -20,7 +20,7 @@ PROMPT = [(7 * i) % 900 for i in range(100)]
 
 
 def assert_empty(scheduler: Scheduler) -> None:
-    assert scheduler.roster.is_idle
+    assert scheduler.queues.is_idle
     state = scheduler.load.state(0.0)
     assert (state["num_running_reqs"], state["num_queue_reqs"], state["num_used_tokens"]) == (0, 0, 0)
     scheduler.invariants.check_idle()
@@ -61,9 +61,9 @@ def test_a_retracted_request_that_waits_returns_what_it_had(new_scheduler: New) 
     scheduler = new_scheduler(pool_tokens=128, schedule_conservativeness=0.0)
     prompts = [PROMPT[:30], PROMPT[30:60]]
     scheduler.channel.inbox.extend(make_request(f"r{i}", p, 60) for i, p in enumerate(prompts))
-    while not scheduler.roster.waiting or not scheduler.roster.waiting[0].num_retractions:
+    while not scheduler.queues.waiting or not scheduler.queues.waiting[0].num_retractions:
         scheduler.step()
-    victim = scheduler.roster.waiting[0]
+    victim = scheduler.queues.waiting[0]
     place, produced = int(victim.rid[1]), len(victim.output_ids)
     got = run(scheduler, AbortReq(rid=victim.rid))
     assert produced > 0 and got[victim.rid].ids == expected_output(prompts[place], 60)[:produced]
@@ -88,7 +88,7 @@ def test_an_empty_rid_and_an_unknown_one_abort_nothing_and_all_means_all(new_sch
     scheduler.step()
     scheduler.channel.inbox.extend([AbortReq(rid=""), AbortReq(rid="zzz"), AbortReq(rid="", exact=True)])
     scheduler.step()
-    assert scheduler.roster.num_started == 2 and len(scheduler.roster.waiting) == 2
+    assert scheduler.queues.num_started == 2 and len(scheduler.queues.waiting) == 2
     got = run(scheduler, AbortReq(abort_all=True))
     assert len(got) == 4 and all(a.finish_reason and a.finish_reason.type == "abort" for a in got.values())
     assert_empty(scheduler)

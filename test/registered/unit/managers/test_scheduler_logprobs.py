@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang.srt.batch.forward_batch import LogprobAsk
+from sglang.srt.batch.forward_batch import LogprobRequest
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.messages.io_struct import AbortReq
 from sglang.test.fakes.mock_model import Answer, expected_logprobs, expected_output, make_request, run
 
 New = Callable[..., Scheduler]
 PROMPT = [(7 * i) % 900 for i in range(50)]
-ASK = LogprobAsk(top_num=3, token_ids=[9, 4])
+ASK = LogprobRequest(top_num=3, token_ids=[9, 4])
 
 
 def wanting(rid: str, start: int, max_new_tokens: int = 6, prompt: list[int] = PROMPT):

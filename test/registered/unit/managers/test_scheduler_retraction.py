@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang.srt.batch.forward_batch import LogprobAsk
+from sglang.srt.batch.forward_batch import LogprobRequest
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.test.fakes.mock_model import answers, expected_logprobs, expected_output, make_request, run
 
@@ -32,7 +32,7 @@ def test_retracted_requests_go_on_without_a_gap(new_scheduler: New, page_size: i
         for i, p in enumerate(PROMPTS)
     ]
     got = run(scheduler, *requests)
-    ask = LogprobAsk(top_num=2)
+    ask = LogprobRequest(top_num=2)
     for i, prompt in enumerate(PROMPTS):
         answer = got[f"r{i}"]
         assert answer.ids == expected_output(prompt, 60)
@@ -107,7 +107,7 @@ def test_a_long_prompt_in_chunks_beside_a_dry_pool_keeps_its_logprobs(new_schedu
         assert got[f"r{i}"].ids == expected_output(prompt, 40)
         entries = got[f"r{i}"].input_logprobs
         assert entries is not None and entries[0].logprob is None
-        assert entries[1:] == expected_logprobs(prompt, 1, LogprobAsk())
+        assert entries[1:] == expected_logprobs(prompt, 1, LogprobRequest())
     assert sum(a.num_retractions for a in got.values()) > 0
 
 
@@ -116,7 +116,7 @@ def test_a_retracted_request_stands_at_the_head_of_the_queue(new_scheduler: New)
     scheduler.channel.inbox.extend(make_request(f"r{i}", p, 60) for i, p in enumerate(PROMPTS[:6]))
     while not scheduler.load.num_retractions:
         scheduler.step()
-    assert [req.num_retractions for req in scheduler.roster.waiting] == [1, 0, 0, 0, 0]
+    assert [req.num_retractions for req in scheduler.queues.waiting] == [1, 0, 0, 0, 0]
 
 
 def test_penalties_and_seed_position_survive_a_retraction(new_scheduler: New) -> None:

@@ -39,7 +39,7 @@ def batch(**changes: Any) -> ForwardBatch:
         "seq_lens": torch.tensor([2, 10]),
         "seq_lens_list": [2, 10],
         "extend_lens": [2, 1],
-        "sampling_rows": [None, None],
+        "sampling_states": [None, None],
     }
     return ForwardBatch(ForwardMode.EXTEND, **{**fields, **changes})
 
@@ -81,7 +81,7 @@ def test_a_result_without_logprobs_stays_without() -> None:
         ({"req_pool_indices": torch.tensor([1, 0])}, "req_pool_indices"),
         ({"seq_lens": torch.tensor([2, 11])}, "seq_lens"),
         ({"seq_lens_list": [12]}, "batch size"),
-        ({"sampling_rows": [None, object()]}, "num_logit_rows"),
+        ({"sampling_states": [None, object()]}, "num_logit_rows"),
     ],
 )
 def test_any_difference_of_the_plans_shows_in_the_fingerprint(changes: dict[str, Any], named: str) -> None:

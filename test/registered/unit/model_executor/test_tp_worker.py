@@ -5,7 +5,7 @@ register_cpu_ci(est_time=10, suite="unit-cpu")
 import pytest
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, LogprobAsk
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, LogprobRequest
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model
@@ -78,8 +78,8 @@ def test_prompt_logprobs_are_those_of_each_prefix_whatever_the_chunks(driver):
     expected = reference_logprobs(driver, ids)
     driver.worker.model_runner.model.logits_processor = LogitsProcessor(512, piece_bytes=2 * 4 * 512)
     seq, other = driver.add(ids), driver.add(prompt(6, 5))
-    first = LogprobAsk(top_num=3, token_ids=[7, 9], first_row=2, targets=ids[3:8])
-    second = LogprobAsk(top_num=3, token_ids=[7, 9], first_row=0, targets=ids[8:12])
+    first = LogprobRequest(top_num=3, token_ids=[7, 9], first_row=2, targets=ids[3:8])
+    second = LogprobRequest(top_num=3, token_ids=[7, 9], first_row=0, targets=ids[8:12])
     a = driver.step([(other, 6), (seq, 7)], asks=[None, first])
     b = driver.step([(seq, 5), (other, 1)], asks=[second, None])
     assert a.input_logprobs[0] is None and a.output_logprobs == [None, None]
@@ -95,7 +95,7 @@ def test_prompt_logprobs_are_those_of_each_prefix_whatever_the_chunks(driver):
 
 
 def test_a_target_without_a_row_is_our_own_mistake_and_is_said(driver):
-    ask = LogprobAsk(first_row=2, targets=[1, 2, 3])
+    ask = LogprobRequest(first_row=2, targets=[1, 2, 3])
     with pytest.raises(RuntimeError, match="3 prompt tokens from row 2"):
         driver.step([(driver.add(prompt(4, 6)), 4)], asks=[ask])
 
@@ -114,7 +114,7 @@ def test_a_poisoned_request_fails_alone_and_its_neighbours_answer_as_before(driv
         seqs[1].ids.append(1)  # the scheduler would end it here; going on must do no harm
     for b in (0, 2):
         assert seqs[b].ids[len(prompts[b]) :] == healthy[b]
-    ask = LogprobAsk(targets=[5, 6, 7])
+    ask = LogprobRequest(targets=[5, 6, 7])
     seqs[1].ids += [2, 3]
     result = driver.step([(seqs[1], 3), (seqs[0], 1)], asks=[ask, None])
     assert result.failures == [NOT_FINITE, None]
@@ -151,7 +151,9 @@ def test_an_unresolved_dtype_says_what_to_do(folder):
 def test_logprobs_of_a_draw_go_to_the_request_that_drew(driver):
     """An unfinished chunk before it draws nothing, so places among drawn rows and in the batch differ."""
     unfinished, seq = driver.add(prompt(6, 7)), driver.add(prompt(5, 8))
-    result = driver.step([(unfinished, 2), (seq, 5)], asks=[LogprobAsk(top_num=4), LogprobAsk(top_num=2)])
+    result = driver.step(
+        [(unfinished, 2), (seq, 5)], asks=[LogprobRequest(top_num=4), LogprobRequest(top_num=2)]
+    )
     assert result.next_token_ids[0] is None and result.output_logprobs[0] is None
     entry = result.output_logprobs[1]
     assert len(entry.top) == 2 and entry.top[0] == (entry.logprob, result.next_token_ids[1])

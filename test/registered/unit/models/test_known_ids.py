@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang.srt.batch.forward_batch import LogprobAsk
+from sglang.srt.batch.forward_batch import LogprobRequest
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.tokenizer.tokenizer import load_tokenizer
@@ -56,7 +56,7 @@ def test_without_a_tokenizer_or_with_one_that_knows_more_all_rows_count(
 def test_a_prompt_token_is_normalised_over_the_known_ids_only(whole: WorkerDriver, model: Path) -> None:
     first = whole.logits([(whole.add([5]), 1)])[0]
     driver = WorkerDriver(limited(whole, model, 500))
-    ask = LogprobAsk(first_row=0, targets=[6])
+    ask = LogprobRequest(first_row=0, targets=[6])
     result = driver.step([(driver.add([5, 6]), 2)], asks=[ask])
     assert result.input_logprobs is not None and result.input_logprobs[0] is not None
     expected = torch.log_softmax(first[:500], dim=-1)[6].item()

@@ -2,7 +2,7 @@
 pushed back when room ends.
 
 Called by the scheduler once a step. It must not run anything and must not send anything; it moves requests
-between the roster's lists.
+between the lists of the queues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang.srt.batch.req import Req
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.schedule_batch import (
     PrefillPart,
-    Roster,
+    RequestQueues,
     ScheduledBatch,
     make_decode_batch,
     make_prefill_batch,
@@ -58,8 +58,8 @@ class BatchPlanner:
     overtaken for ever.
     """
 
-    def __init__(self, roster: Roster, kv: RequestKV, limits: SchedulerLimits) -> None:
-        self._roster = roster
+    def __init__(self, queues: RequestQueues, kv: RequestKV, limits: SchedulerLimits) -> None:
+        self._queues = queues
         self._kv = kv
         self._limits = limits
         self._device: torch.device = kv.rows.req_to_token.device
@@ -84,7 +84,7 @@ class BatchPlanner:
     @property
     def can_start(self) -> bool:
         """True while somebody waits and a row is left; whether the pool has room shows when it is planned."""
-        return bool(self._roster.waiting) and self._roster.num_started < self._limits.max_running_requests
+        return bool(self._queues.waiting) and self._queues.num_started < self._limits.max_running_requests
 
     def plan(self, *, may_start: bool = True) -> Plan:
         """The next step's work. Slots of the batch are allocated when it returns.
@@ -95,7 +95,7 @@ class BatchPlanner:
         parts = self._plan_prefill(may_start)
         if parts:
             plan.batch = make_prefill_batch(parts, self._device)
-        elif self._roster.running:
+        elif self._queues.running:
             self._plan_decode(plan)
         return plan
 
@@ -106,24 +106,24 @@ class BatchPlanner:
     def note_arrival(self, req: Req) -> None:
         """`req` joins the end of the queue."""
         req.passed_over_from = self._num_started_ever
-        self._roster.waiting.append(req)
+        self._queues.waiting.append(req)
 
     # --- prefill
     # --------------------------------------------------------------------------------------------------
 
     def _plan_prefill(self, may_start: bool) -> list[PrefillPart]:
-        roster = self._roster
-        starts = may_start and bool(roster.waiting)
-        if roster.prefilling is None and not starts:
+        queues = self._queues
+        starts = may_start and bool(queues.waiting)
+        if queues.prefilling is None and not starts:
             return []
         budget = self._new_budget()
         parts: list[PrefillPart] = []
-        if roster.prefilling is not None:
-            req = roster.prefilling
+        if queues.prefilling is not None:
+            req = queues.prefilling
             part = self._make_part(req, min(req.seq_len - req.kv_len, budget.tokens), budget)
             parts.append(part)
             if part.completes_prompt:
-                roster.prefilling = None
+                queues.prefilling = None
         if starts and budget.tokens > 0 and budget.requests > 0:
             self._admit(parts, budget)
         return parts
@@ -156,20 +156,20 @@ class BatchPlanner:
         """Start waiting requests until tokens, requests or room run out; one whose prefix is being computed
         waits for it.
         """
-        roster, limits = self._roster, self._limits
-        if len(roster.running) + len(parts) >= limits.max_running_requests or self._is_still_refused():
+        queues, limits = self._queues, self._limits
+        if len(queues.running) + len(parts) >= limits.max_running_requests or self._is_still_refused():
             return
         ordered = queue_order(
-            roster.waiting,
+            queues.waiting,
             limits.schedule_policy,
             lambda req: len(self._kv.match(req)),
             self._num_started_ever,
         )
-        reserved = sum(map(self._reserve, roster.running)) + sum(self._reserve(part.req) for part in parts)
+        reserved = sum(map(self._reserve, queues.running)) + sum(self._reserve(part.req) for part in parts)
         shares = self._kv.prefix_cache.keeps
         admitted: set[int] = set()
         for req in ordered:
-            if len(roster.running) + len(parts) >= limits.max_running_requests:
+            if len(queues.running) + len(parts) >= limits.max_running_requests:
                 break
             match = self._kv.match(req)
             if shares:
@@ -178,29 +178,29 @@ class BatchPlanner:
                     continue
             part = self._start(req, match, budget, reserved, first=not parts)
             if part is None:
-                self._refused, self._steps_to_retry = (len(roster.running), len(roster.waiting)), RETRY_STEPS
+                self._refused, self._steps_to_retry = (len(queues.running), len(queues.waiting)), RETRY_STEPS
                 break
             parts.append(part)
             admitted.add(req.arrival)
             reserved += self._reserve(req)
             if not part.completes_prompt:
-                roster.prefilling = req
+                queues.prefilling = req
             if budget.tokens <= 0 or budget.requests <= 0:
                 break
         if admitted:
-            roster.waiting = deque(req for req in roster.waiting if req.arrival not in admitted)
-        elif not parts and not roster.running:
+            queues.waiting = deque(req for req in queues.waiting if req.arrival not in admitted)
+        elif not parts and not queues.running:
             self._raise_stuck()
 
     def _is_still_refused(self) -> bool:
         """True for a few steps after a refusal while nobody came or went: looking again would match prompts
         in vain.
         """
-        roster = self._roster
-        if self._steps_to_retry == 0 or self._refused != (len(roster.running), len(roster.waiting)):
+        queues = self._queues
+        if self._steps_to_retry == 0 or self._refused != (len(queues.running), len(queues.waiting)):
             return False
         self._steps_to_retry -= 1
-        return bool(roster.running)
+        return bool(queues.running)
 
     def _start(
         self, req: Req, match: PrefixMatch, budget: PrefillBudget, reserved: int, *, first: bool
@@ -212,7 +212,7 @@ class BatchPlanner:
         if count == 0 or self._kv.rows.available_size() == 0:
             return None
         # Alone it may start without room for its expected output: it can only end, never wait for others.
-        alone = first and not self._roster.running
+        alone = first and not self._queues.running
         target = req.seq_len + (0 if alone else self._ratio.expected(req))
         needed = self._kv.whole_pages(target) - len(match) + reserved
         if needed > self._kv.room():
@@ -233,7 +233,7 @@ class BatchPlanner:
         return pages(req.seq_len + self._ratio.expected(req)) - pages(req.kv_len)
 
     def _raise_stuck(self) -> None:
-        req = self._roster.waiting[0]
+        req = self._queues.waiting[0]
         raise RuntimeError(
             f"nothing runs and request {req.rid!r} with {req.seq_len} tokens does not fit: "
             f"pool {self._kv.size}, room {self._kv.room()}, free rows {self._kv.rows.available_size()}"
@@ -246,7 +246,7 @@ class BatchPlanner:
         batch = self._next_token_of_all()
         if batch is None:
             self._push_back(plan)
-            if not self._roster.running:
+            if not self._queues.running:
                 return
             batch = self._next_token_of_all()
             assert batch is not None, "room was made"
@@ -255,7 +255,7 @@ class BatchPlanner:
         plan.batch = batch
 
     def _next_token_of_all(self) -> ScheduledBatch | None:
-        reqs = self._roster.running
+        reqs = self._queues.running
         rows = np.array([req.row for req in reqs], dtype=np.int64)
         lengths = np.array([req.kv_len for req in reqs], dtype=np.int64)
         slots = self._kv.extend_by_one(reqs, rows, lengths)
@@ -270,17 +270,17 @@ class BatchPlanner:
         The request with the fewest output tokens goes first; all its pages stay cached until somebody needs
         them. The last one is never pushed back: when even it finds no slot, it ends with `length`.
         """
-        roster, before = self._roster, self._ratio.value
+        queues, before = self._queues, self._ratio.value
         by_loss = sorted(
-            roster.running, key=lambda req: (-len(req.output_ids), len(req.prompt_ids), req.arrival)
+            queues.running, key=lambda req: (-len(req.output_ids), len(req.prompt_ids), req.arrival)
         )
         while len(by_loss) > 1 and not self._has_room_for_steps(by_loss):
             self._retract(by_loss.pop(), plan)
         kept = {req.arrival for req in by_loss}
-        roster.running = [req for req in roster.running if req.arrival in kept]
-        requeue(roster.waiting, plan.retracted)
+        queues.running = [req for req in queues.running if req.arrival in kept]
+        requeue(queues.waiting, plan.retracted)
         if plan.retracted:
-            self._ratio.retracted(roster.running)
+            self._ratio.retracted(queues.running)
             logger.warning(
                 "KV cache pool is full. Retract requests. #retracted_reqs: %d, "
                 "#new_token_ratio: %.4f -> %.4f",
@@ -288,8 +288,8 @@ class BatchPlanner:
                 before,
                 self._ratio.value,
             )
-        last = roster.running[0]
-        if len(roster.running) == 1 and self._kv.room() < self._growth(last, 1):
+        last = queues.running[0]
+        if len(queues.running) == 1 and self._kv.room() < self._growth(last, 1):
             self._end_for_want_of_room(last, plan)
 
     def _has_room_for_steps(self, reqs: list[Req]) -> bool:
@@ -317,5 +317,5 @@ class BatchPlanner:
         logger.warning("Request %s: %s", req.rid, message)
         req.finish_reason = FinishReason(type="length", length=produced, message=message)
         self._kv.release(req, keep=True)
-        self._roster.running = []
+        self._queues.running = []
         plan.ended.append(req)

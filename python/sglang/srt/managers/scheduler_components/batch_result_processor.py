@@ -9,7 +9,7 @@ from __future__ import annotations
 from sglang.srt.batch.forward_batch import GenerationBatchResult
 from sglang.srt.batch.req import Req
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
-from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, Roster, ScheduledBatch
+from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, RequestQueues, ScheduledBatch
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
 from sglang.srt.mem_cache.request_kv import RequestKV
 from sglang.srt.messages.io_struct import FinishReason, TokenLogprob
@@ -21,9 +21,9 @@ class BatchResultProcessor:
     """
 
     def __init__(
-        self, roster: Roster, kv: RequestKV, streamer: OutputStreamer, stop_matcher: StopMatcher
+        self, queues: RequestQueues, kv: RequestKV, streamer: OutputStreamer, stop_matcher: StopMatcher
     ) -> None:
-        self._roster = roster
+        self._queues = queues
         self._kv = kv
         self._streamer = streamer
         self._stop_matcher = stop_matcher
@@ -36,7 +36,7 @@ class BatchResultProcessor:
                 self._process_part(place, part, result)
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
-        """`req` ends now, wherever it stood; the caller takes it out of the roster."""
+        """`req` ends now, wherever it stood; the caller takes it out of the queues."""
         req.finish_reason = reason
         if req.row is not None:
             self._kv.release(req, keep=keep)
@@ -46,8 +46,8 @@ class BatchResultProcessor:
         req = part.req
         failure = result.failures[place]
         if failure is not None:
-            if self._roster.prefilling is req:
-                self._roster.prefilling = None
+            if self._queues.prefilling is req:
+                self._queues.prefilling = None
             self._fail(req, failure)
             return
         if req.wants_input_logprobs:
@@ -58,7 +58,7 @@ class BatchResultProcessor:
             self.end(req, FinishReason(type="length", length=0))
         elif not self._take_token(req, place, result):
             self._kv.commit(req)
-            self._roster.running.append(req)
+            self._queues.running.append(req)
 
     def _process_decode(self, reqs: list[Req], result: GenerationBatchResult) -> None:
         failures = result.failures
@@ -71,7 +71,7 @@ class BatchResultProcessor:
             elif self._take_token(req, place, result):
                 some_ended = True
         if some_ended:
-            self._roster.running = [req for req in self._roster.running if req.finish_reason is None]
+            self._queues.running = [req for req in self._queues.running if req.finish_reason is None]
 
     def _take_token(self, req: Req, place: int, result: GenerationBatchResult) -> bool:
         """Append the drawn token and report it; True when the request ended with it."""

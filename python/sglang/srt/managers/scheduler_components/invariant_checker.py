@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang.srt.managers.scheduler_components.schedule_batch import Roster
+from sglang.srt.managers.scheduler_components.schedule_batch import RequestQueues
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.mem_cache.request_kv import RequestKV
 
@@ -17,8 +17,8 @@ from sglang.srt.mem_cache.request_kv import RequestKV
 class InvariantChecker:
     """Raises `RuntimeError` with all numbers of the sum."""
 
-    def __init__(self, roster: Roster, kv: RequestKV) -> None:
-        self._roster = roster
+    def __init__(self, queues: RequestQueues, kv: RequestKV) -> None:
+        self._queues = queues
         self._kv = kv
 
     def check_sum(self) -> None:
@@ -26,7 +26,7 @@ class InvariantChecker:
         kv = self._kv
         free = kv.allocator.available_size()
         cached = kv.prefix_cache.total_size()
-        owned = sum(kv.owned(req) for req in self._roster.started())
+        owned = sum(kv.owned(req) for req in self._queues.started())
         if free + cached + owned != kv.size:
             raise RuntimeError(
                 f"the KV pool does not add up: free {free} + cached {cached} + owned {owned} = "
@@ -59,7 +59,7 @@ class InvariantChecker:
                 raise RuntimeError(
                     f"the prefix cache counts {cache.protected_size()} locked tokens, its nodes {locked}"
                 )
-        for req in self._roster.started():
+        for req in self._queues.started():
             assert req.row is not None
             held.append(kv.rows.host[req.row, req.shared_len : req.kv_len])
             shared = kv.rows.host[req.row, : req.shared_len]

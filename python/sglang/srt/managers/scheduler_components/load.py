@@ -13,7 +13,7 @@ from typing import Any
 from sglang.srt.batch.forward_batch import GenerationBatchResult
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
-from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, Roster, ScheduledBatch
+from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, RequestQueues, ScheduledBatch
 from sglang.srt.mem_cache.request_kv import RequestKV
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class SchedulerLoad:
 
     def __init__(
         self,
-        roster: Roster,
+        queues: RequestQueues,
         kv: RequestKV,
         limits: SchedulerLimits,
         streamer: OutputStreamer,
@@ -34,7 +34,7 @@ class SchedulerLoad:
         dp_rank: int = 0,
         is_leader: bool = True,
     ) -> None:
-        self._roster = roster
+        self._queues = queues
         self._kv = kv
         self._limits = limits
         self._streamer = streamer
@@ -74,8 +74,8 @@ class SchedulerLoad:
             "num_requests_received": self.num_received,
             "num_requests_finished": self._streamer.num_ended,
             "num_generated_tokens": self.num_generated_tokens,
-            "num_running_reqs": self._roster.num_started,
-            "num_queue_reqs": len(self._roster.waiting),
+            "num_running_reqs": self._queues.num_started,
+            "num_queue_reqs": len(self._queues.waiting),
             "num_used_tokens": used,
             "num_cached_tokens": self._kv.prefix_cache.total_size(),
             "token_usage": used / self._kv.size,
@@ -108,8 +108,8 @@ class SchedulerLoad:
             new,
             cached,
             self._kv.used() / self._kv.size,
-            self._roster.num_started,
-            len(self._roster.waiting),
+            self._queues.num_started,
+            len(self._queues.waiting),
             new / max(elapsed, 1e-9),
         )
 
@@ -122,9 +122,9 @@ class SchedulerLoad:
             self._log_level,
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, cuda graph: False, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
-            len(self._roster.running),
+            len(self._queues.running),
             used,
             used / self._kv.size,
             self.last_gen_throughput,
-            len(self._roster.waiting),
+            len(self._queues.waiting),
         )

@@ -1,7 +1,7 @@
 """Owns the scheduler's door: every message that arrives, the refusals of requests that cannot be served,
 and aborts.
 
-Called by the scheduler at the start of every step. It must not plan; what it takes in waits in the roster.
+Called by the scheduler at the start of every step. It must not plan; what it takes in waits in the queues.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 
 from sglang.srt.batch.req import Req
-from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner
 from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
-from sglang.srt.managers.scheduler_components.schedule_batch import Roster
+from sglang.srt.managers.scheduler_components.schedule_batch import RequestQueues
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
 from sglang.srt.messages.io_struct import AbortReq, FinishReason, TokenizedGenerateReqInput
 
@@ -25,7 +25,7 @@ class RequestReceiver:
 
     def __init__(
         self,
-        roster: Roster,
+        queues: RequestQueues,
         *,
         limits: SchedulerLimits,
         planner: BatchPlanner,
@@ -33,7 +33,7 @@ class RequestReceiver:
         streamer: OutputStreamer,
         stop_matcher: StopMatcher,
     ) -> None:
-        self._roster = roster
+        self._queues = queues
         self._limits = limits
         self._planner = planner
         self._processor = processor
@@ -55,7 +55,7 @@ class RequestReceiver:
             raise RuntimeError(
                 f"request {message.rid!r} came without a sampling_seed: whoever tokenizes it sets one"
             )
-        row = SamplingRow(params, params.sampling_seed, self._stop_matcher.end_ids(params))
+        row = SamplingState(params, params.sampling_seed, self._stop_matcher.end_ids(params))
         req = Req(message, row, allowed, self._num_arrived)
         self._num_arrived += 1
         req.queued_at = now
@@ -84,7 +84,7 @@ class RequestReceiver:
             return _refusal(
                 400, "stop: a stop string needs a tokenizer; use stop_token_ids, or start with a tokenizer"
             )
-        if limits.max_queued_requests is not None and len(self._roster.waiting) >= limits.max_queued_requests:
+        if limits.max_queued_requests is not None and len(self._queues.waiting) >= limits.max_queued_requests:
             return _refusal(503, "The request queue is full.", err_type="ServiceUnavailable")
         return None
 
@@ -121,7 +121,7 @@ class RequestReceiver:
         if not self._has_deadlines:
             return
         limits = self._limits
-        for req in self._roster.started():
+        for req in self._queues.started():
             if req.started_at is None:
                 req.started_at = now
         if limits.waiting_timeout_s > 0:
@@ -142,16 +142,16 @@ class RequestReceiver:
             )
 
     def _take_out(self, is_meant: Callable[[Req], bool], reason: FinishReason) -> None:
-        roster = self._roster
-        meant = [req for req in (*roster.started(), *roster.waiting) if is_meant(req)]
+        queues = self._queues
+        meant = [req for req in (*queues.started(), *queues.waiting) if is_meant(req)]
         if not meant:
             return
         for req in meant:
             self._processor.end(req, reason)
-        roster.running = [req for req in roster.running if req.finish_reason is None]
-        roster.waiting = deque(req for req in roster.waiting if req.finish_reason is None)
-        if roster.prefilling is not None and roster.prefilling.finish_reason is not None:
-            roster.prefilling = None
+        queues.running = [req for req in queues.running if req.finish_reason is None]
+        queues.waiting = deque(req for req in queues.waiting if req.finish_reason is None)
+        if queues.prefilling is not None and queues.prefilling.finish_reason is not None:
+            queues.prefilling = None
 
 
 def _refusal(status_code: int, message: str, err_type: str = "BadRequestError") -> FinishReason:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, LogprobAsk
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, LogprobRequest
 from sglang.srt.batch.req import Req
 
 
 @dataclass(slots=True)
-class Roster:
+class RequestQueues:
     """Where every request is: waiting (holds nothing), prefilling (a prompt cut into chunks), or running."""
 
     waiting: deque[Req] = field(default_factory=deque)
@@ -85,7 +85,7 @@ def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> Schedu
         seq_lens=lengths,
         seq_lens_list=seq_lens,
         extend_lens=lens,
-        sampling_rows=[
+        sampling_states=[
             part.req.sampling if part.completes_prompt and part.req.draws_a_token else None for part in parts
         ],
         logprob_asks=asks if any(ask is not None for ask in asks) else None,
@@ -114,13 +114,13 @@ def make_decode_batch(
         seq_lens=seq_lens,
         seq_lens_list=packed[4].tolist(),
         extend_lens=[1] * count,
-        sampling_rows=[req.sampling for req in reqs],
+        sampling_states=[req.sampling for req in reqs],
         logprob_asks=[req.decode_ask for req in reqs] if any(req.return_logprob for req in reqs) else None,
     )
     return ScheduledBatch(reqs, forward)
 
 
-def _prefill_ask(part: PrefillPart) -> LogprobAsk | None:
+def _prefill_ask(part: PrefillPart) -> LogprobRequest | None:
     """Prompt logprobs that this part can give, and the output side once the prompt is complete."""
     req = part.req
     base = req.decode_ask
@@ -129,4 +129,6 @@ def _prefill_ask(part: PrefillPart) -> LogprobAsk | None:
     first_row, targets = req.prompt_targets(part.start, part.end)
     if not targets:
         return base if part.completes_prompt and req.draws_a_token else None
-    return LogprobAsk(top_num=base.top_num, token_ids=base.token_ids, first_row=first_row, targets=targets)
+    return LogprobRequest(
+        top_num=base.top_num, token_ids=base.token_ids, first_row=first_row, targets=targets
+    )

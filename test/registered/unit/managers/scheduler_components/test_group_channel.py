@@ -73,11 +73,11 @@ def live(scheduler: Scheduler, script: dict[int, list[Any]], turns: int | None =
         going_on = scheduler.step()
         scheduler.invariants.check_sum()
         scheduler.invariants.check_slots()
-        roster = scheduler.roster
+        queues = scheduler.queues
         history.append(
             (
-                [req.rid for req in roster.running],
-                [req.rid for req in roster.waiting],
+                [req.rid for req in queues.running],
+                [req.rid for req in queues.waiting],
                 scheduler.kv.room(),
                 scheduler.planner.new_token_ratio,
                 list(told),

@@ -43,7 +43,7 @@ def test_a_running_request_that_lost_a_slot_is_found(new_scheduler: New) -> None
     scheduler = new_scheduler()
     scheduler.channel.inbox.append(make_request("r", PROMPT, 20))
     scheduler.step()
-    scheduler.roster.running[0].kv_len += 1
+    scheduler.queues.running[0].kv_len += 1
     with pytest.raises(RuntimeError, match="owned 1"):
         scheduler.invariants.check_sum()
 
@@ -54,7 +54,7 @@ def test_a_slot_that_two_hold_is_found(new_scheduler: New) -> None:
     for _ in range(3):
         scheduler.step()
     scheduler.invariants.check_slots()
-    first, second = scheduler.roster.running
+    first, second = scheduler.queues.running
     scheduler.kv.rows.host[first.row, 41] = scheduler.kv.rows.host[second.row, 41]
     with pytest.raises(RuntimeError, match="held twice"):
         scheduler.invariants.check_slots()
@@ -64,7 +64,7 @@ def test_a_shared_slot_outside_the_cache_is_found(new_scheduler: New) -> None:
     scheduler = new_scheduler()
     scheduler.channel.inbox.append(make_request("r", PROMPT, 20))
     scheduler.step()
-    scheduler.kv.rows.host[scheduler.roster.running[0].row, 3] = 4000
+    scheduler.kv.rows.host[scheduler.queues.running[0].row, 3] = 4000
     with pytest.raises(RuntimeError, match="does not hold"):
         scheduler.invariants.check_slots()
 
@@ -76,7 +76,7 @@ def test_the_fake_worker_notices_a_wrong_slot(new_scheduler: New) -> None:
     scheduler = new_scheduler()
     scheduler.channel.inbox.extend(make_request(f"r{i}", [i, *PROMPT], 20) for i in range(2))
     scheduler.step()
-    first, second = scheduler.roster.running
+    first, second = scheduler.queues.running
     scheduler.kv.rows.host[first.row, 10] = scheduler.kv.rows.host[second.row, 12]
     with pytest.raises(AssertionError, match="another position"):
         scheduler.step()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sglang.srt.batch.req import Req
-from sglang.srt.batch.sampling_row import SamplingRow
+from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components import schedule_policy
 from sglang.srt.managers.scheduler_components.schedule_policy import (
@@ -30,7 +30,7 @@ New = Callable[..., Scheduler]
 
 def req(arrival: int, prompt: list[int] | None = None, max_new_tokens: int = 8) -> Req:
     message = make_request(f"r{arrival}", prompt or [arrival, 1, 2], max_new_tokens)
-    return Req(message, SamplingRow(message.sampling_params, 0, ()), max_new_tokens, arrival)
+    return Req(message, SamplingState(message.sampling_params, 0, ()), max_new_tokens, arrival)
 
 
 def test_fcfs_keeps_the_order_of_arrival_and_lpm_takes_the_longest_cached_prefix() -> None:
@@ -67,8 +67,8 @@ def test_a_request_without_a_cached_prefix_is_not_starved_by_a_stream_of_hits(ne
         for i in range(2):
             scheduler.channel.inbox.append(make_request(f"hit{step}-{i}", [*popular, step, i], 1))
         scheduler.step()
-        if len(scheduler.roster.waiting) > 100:
-            scheduler.roster.waiting = deque(list(scheduler.roster.waiting)[:60])
+        if len(scheduler.queues.waiting) > 100:
+            scheduler.queues.waiting = deque(list(scheduler.queues.waiting)[:60])
         if "cold" in answers(scheduler.channel):
             break
     assert "cold" in answers(scheduler.channel) and step > 10
@@ -151,7 +151,7 @@ def test_a_queue_that_found_no_room_is_not_matched_in_every_step(new_scheduler: 
     scheduler.kv.match = lambda one: (matches.append(one), match(one))[1]
     for _ in range(32):
         scheduler.step()
-    assert len(scheduler.roster.waiting) == 20 and len(matches) <= 5 * 21
+    assert len(scheduler.queues.waiting) == 20 and len(matches) <= 5 * 21
     scheduler.channel.inbox.append(AbortReq(rid="r"))
     scheduler.step()
-    assert len(scheduler.roster.waiting) == 19
+    assert len(scheduler.queues.waiting) == 19

@@ -129,9 +129,9 @@ def test_the_tail_finds_exactly_what_the_whole_text_shows(tokens: list[int], sto
     tokenizer = FakeTokenizer()
     matcher = StopMatcher(tokenizer, eos_token_ids=(), vocab_size=1000, context_len=1000)
     message = make_request("r", [1], 1000, stop=stop)
-    from sglang.srt.batch.sampling_row import SamplingRow
+    from sglang.srt.batch.sampling_state import SamplingState
 
-    req = Req(message, SamplingRow(message.sampling_params, 0, ()), 1000, 0)
+    req = Req(message, SamplingState(message.sampling_params, 0, ()), 1000, 0)
     for token in tokens:
         req.output_ids.append(token)
         shown = tokenizer.decode(req.output_ids)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 
-class SamplingRow:
+class SamplingState:
     """Per-sequence sampling state.
 
     `counts` maps each output token id to how often it was produced (frequency, presence and repetition

@@ -19,7 +19,6 @@ from sglang.srt.runtime_context import get_forward, get_parallel
 
 __all__ = [
     "AttnTpContext",
-    "draws_here",
     "gather_mlp_rows",
     "get_attn_tp_context",
     "head_axis",
@@ -51,12 +50,6 @@ def head_axis() -> Literal["tp", "attn_tp"]:
 def head_spans_replicas() -> bool:
     """Whether a call of the head is one that every attention-DP replica takes part in."""
     return get_parallel().attn_dp_size > 1 and head_axis() == "tp"
-
-
-def draws_here() -> bool:
-    """Whether this rank reads logits: the leader of an attention-TP group, whose word its peers take."""
-    parallel = get_parallel()
-    return parallel.attn_tp_size == 1 or parallel.attn_tp_rank == 0
 
 
 class AttnTpContext:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, LogprobRequest
-from sglang.srt.layers.communicator import draws_here, head_spans_replicas
+from sglang.srt.layers.communicator import head_spans_replicas
 from sglang.srt.layers.exchange.dp_gather import gather_rows
 from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.srt.layers.token_logprobs import token_logprobs
@@ -92,7 +92,7 @@ class LogitsProcessor:
         drawing = [b for b, row in enumerate(batch.sampling_states) if row is not None]
         rows = _last_rows(batch, drawing)
         asked = _add_prompt_rows(batch, rows)
-        prompts = asked if draws_here() else []
+        prompts = asked if get_parallel().is_attn_tp_leader else []
         failures = _failures_of_parts(hidden, batch)
         if rows != list(range(batch.num_tokens)):
             hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]

@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult
-from sglang.srt.layers.communicator import draws_here
 from sglang.srt.runtime_context import get_parallel
 
 #: First word of the broadcast, so that a rank that is elsewhere in its turn notices.
@@ -52,7 +51,7 @@ def share_result(batch: ForwardBatch, draw: Callable[[], GenerationBatchResult])
     if parallel.attn_tp_size == 1:
         return draw()
     group = parallel.attn_tp_group
-    if draws_here():
+    if parallel.is_attn_tp_leader:
         result = draw()
         group.broadcast_object([RESULT, plan_fingerprint(batch), _encoder.encode(result)], src=0)
         return result

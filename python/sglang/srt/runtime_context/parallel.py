@@ -18,8 +18,10 @@ from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
 from sglang.srt.runtime_context.identities import GROUP_WIDTHS, validate_parallel
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack
+from sglang.srt.runtime_context.widths import leads_attn_tp
 
 __all__ = [
+    "COMPUTED",
     "GETTER_MODULE",
     "LIVE_READS",
     "ParallelContext",
@@ -250,7 +252,7 @@ class ParallelContext(_Names):
             return "published"
         if name in LIVE_READS:
             return "live"
-        return "computed" if name in _COMPUTED else "nobody"
+        return "computed" if name in COMPUTED else "nobody"
 
     def readable_now(self, name: str) -> bool:
         """False where a read could only fail, or would load torch just to find that no group was built."""
@@ -395,9 +397,16 @@ def _attn_dcp_rank(parallel: ParallelContext) -> Any:
     return parallel.dcp_rank if parallel.dcp_enabled else 0
 
 
-_COMPUTED: dict[str, Callable[[ParallelContext], Any]] = {
+def _is_attn_tp_leader(parallel: ParallelContext) -> bool:
+    """Whether this rank takes the requests of its attention-TP group and samples for all of it."""
+    return parallel.attn_tp_size == 1 or leads_attn_tp(parallel.attn_tp_rank)
+
+
+#: Computed name -> its rule. It asks last for the name whose value it answers with.
+COMPUTED: dict[str, Callable[[Any], Any]] = {
     "max_world_size": _max_world_size,
     "attn_dcp_rank": _attn_dcp_rank,
+    "is_attn_tp_leader": _is_attn_tp_leader,
 }
 
 
@@ -411,7 +420,7 @@ def parallel_name_types() -> dict[str, str]:
     types = {name: "bool" if name == "dcp_enabled" else "int" for name in derived_of(Parallel)}
     types |= {name: "GroupCoordinator" if name.endswith("_group") else "int" for name in LIVE_READS}
     types |= {name: "int" if name == "attn_dp_rank" else "int | None" for name in STAMP_ONLY}
-    return types | dict.fromkeys(_COMPUTED, "int")
+    return types | {name: "bool" if name.startswith("is_") else "int" for name in COMPUTED}
 
 
 def derived_widths() -> tuple[str, ...]:
@@ -430,7 +439,7 @@ def _install_readers() -> frozenset[str]:
         {name: _quotient(name) for name in derived_of(Parallel)},
         {name: _live(name, getter) for name, getter in LIVE_READS.items()},
         {name: _stamp_only(name) for name in STAMP_ONLY},
-        {name: _reader(name, rule, rule.__doc__ or "") for name, rule in _COMPUTED.items()},
+        {name: _reader(name, rule, rule.__doc__ or "") for name, rule in COMPUTED.items()},
     ]
     for table in tables:
         twice = sorted(set(readers) & set(table))

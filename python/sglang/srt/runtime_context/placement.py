@@ -7,20 +7,13 @@ not import torch, build a group or change anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.runtime_context.context import RuntimeContext
-from sglang.srt.runtime_context.parallel import ParallelContext, parallel_fields
+from sglang.srt.runtime_context.parallel import COMPUTED, ParallelContext, parallel_fields
 
 __all__ = ["override_log_of", "placement_of"]
-
-#: A computed name -> the name whose value it is at the moment, which is the one whose layer counts.
-COMPUTED_FROM: dict[str, Callable[[ParallelContext], str]] = {
-    "max_world_size": lambda p: "launch_world_size" if p.max_ep_size is None else "max_ep_size",
-    "attn_dcp_rank": lambda p: "dcp_rank" if p.dcp_enabled else "dcp_enabled",
-}
 
 
 def placement_of(context: RuntimeContext) -> dict[str, list[Any]]:
@@ -58,8 +51,25 @@ def override_log_of(context: RuntimeContext) -> list[dict[str, Any]]:
 
 
 def _layer_of(parallel: ParallelContext, name: str) -> str:
+    """The layer that answered; of a computed name, the layer of the last name that its rule asked for."""
     layer = parallel.answered_by(name)
-    return layer if layer != "computed" else parallel.answered_by(COMPUTED_FROM[name](parallel))
+    if layer != "computed":
+        return layer
+    asked: list[str] = []
+    COMPUTED[name](_RecordingReader(parallel, asked))
+    return _layer_of(parallel, asked[-1])
+
+
+class _RecordingReader:
+    """Answers like the context and writes down which names were asked for."""
+
+    def __init__(self, parallel: ParallelContext, asked: list[str]) -> None:
+        self._parallel = parallel
+        self._asked = asked
+
+    def __getattr__(self, name: str) -> Any:
+        self._asked.append(name)
+        return getattr(self._parallel, name)
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "derive_expert_ranks",
     "derive_parallel_widths",
     "derive_stage_ranks",
+    "leads_attn_tp",
     "published_widths",
     "ranks_of_node",
     "replica_count",
@@ -132,6 +133,11 @@ class ExpertRanks:
     moe_dp_rank: int
     moe_ep_rank: int
     moe_tp_rank: int
+
+
+def leads_attn_tp(attn_tp_rank: int) -> bool:
+    """Whether that rank of an attention-TP group is its leader."""
+    return attn_tp_rank == 0
 
 
 def derive_attention_ranks(

@@ -335,7 +335,7 @@ def create_scheduler(
     worker = FakeWorker(
         pool_tokens=pool_tokens, page_size=page_size, max_requests=max_requests, context_len=context_len
     )
-    channel = MemoryChannel() if parallel.attn_tp_rank == 0 else None
+    channel = MemoryChannel() if parallel.is_attn_tp_leader else None
     return Scheduler(worker, tokenizer=FakeTokenizer(), channel=channel)
 
 

@@ -12,7 +12,6 @@ import torch
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, LogprobRequest
 from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.errors import CollectiveError
-from sglang.srt.layers.communicator import draws_here
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.srt.runtime_context import get_parallel
@@ -122,7 +121,7 @@ class Replica:
         for name in asked:
             assert output.input_logprobs is not None
             entries = output.input_logprobs[names.index(name)]
-            if not draws_here():
+            if not get_parallel().is_attn_tp_leader:
                 assert entries is None  # its leader reads them
                 continue
             assert entries is not None and len(entries) == TARGETS[name][1]
@@ -139,7 +138,7 @@ class Replica:
         step = DpStep([1, 2, 0, 0][:replicas], [1, 3, 0, 0][:replicas], is_extend=False)
         asks = {"b": LogprobRequest(targets=[4])} if self.number == 1 else {}
         output = self.forward(parts[self.number], step, asks)
-        failed = NOT_FINITE if draws_here() else None
+        failed = NOT_FINITE if get_parallel().is_attn_tp_leader else None
         assert output.failures == [[None], [failed, None], [], []][self.number]
         for at, name in enumerate(parts[self.number]):
             if name == "b":

@@ -160,6 +160,7 @@ def test_the_names_come_from_the_declarations_and_do_not_overlap() -> None:
         "gpu_id",
         "max_world_size",
         "attn_dcp_rank",
+        "is_attn_tp_leader",
     }
 
 

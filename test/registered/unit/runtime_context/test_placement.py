@@ -13,8 +13,8 @@ import pytest
 
 from sglang.srt.distributed import parallel_state
 from sglang.srt.runtime_context import SpawnRanks, get_context, get_parallel, publish
-from sglang.srt.runtime_context.parallel import _COMPUTED, ParallelContext, parallel_fields
-from sglang.srt.runtime_context.placement import COMPUTED_FROM, override_log_of, placement_of
+from sglang.srt.runtime_context.parallel import parallel_fields
+from sglang.srt.runtime_context.placement import override_log_of, placement_of
 from sglang.srt.server_args import ServerArgs
 
 TWO_BY_TWO: dict[str, Any] = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
@@ -69,12 +69,13 @@ def test_a_group_that_a_scope_takes_away_is_null() -> None:
         assert placement_of(get_context())["moe_ep_group"] == [None, "scope"]
 
 
-def test_every_computed_name_says_whose_value_it_is() -> None:
-    assert set(COMPUTED_FROM) == set(_COMPUTED)
+def test_a_computed_name_says_the_layer_of_the_name_whose_value_it_is() -> None:
     _publish(dcp_size=2, tp_size=2)
-    parallel = get_parallel()
-    assert isinstance(parallel, ParallelContext)
-    assert placement_of(get_context())["attn_dcp_rank"] == [parallel.dcp_rank, "stamp"]
+    names = placement_of(get_context())
+    assert names["attn_dcp_rank"] == [get_parallel().dcp_rank, "stamp"]
+    assert names["is_attn_tp_leader"] == [False, "stamp"]
+    with get_parallel().override(is_attn_tp_leader=True):
+        assert placement_of(get_context())["is_attn_tp_leader"] == [True, "scope"]
 
 
 def test_the_override_log_is_plain_and_hides_secrets() -> None:

@@ -66,7 +66,7 @@ def gather_rows(local_rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor
         return tensor_model_parallel_all_gatherv(local_rows.contiguous(), counts)
     # Several ranks hold the same rows: the first of them writes, the others add zeros.
     rows = local_rows.new_zeros(sum(counts), local_rows.shape[1])
-    if parallel.attn_tp_rank == 0:
+    if parallel.is_attn_tp_leader:
         first = sum(counts[:replica])
         rows[first : first + counts[replica]] = local_rows
     return tensor_model_parallel_all_reduce(rows)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from sglang.srt.layers.communicator import draws_here
 from sglang.srt.messages.io_struct import decode, encode
 from sglang.srt.runtime_context import get_parallel
 
@@ -45,7 +44,7 @@ class GroupChannel:
     def __init__(self, channel: Channel | None) -> None:
         parallel = get_parallel()
         self._width: int = parallel.attn_tp_size
-        self._is_leader = draws_here()
+        self._is_leader = parallel.is_attn_tp_leader
         if (channel is not None) != self._is_leader:
             raise RuntimeError(
                 f"attention-TP rank {parallel.attn_tp_rank if self._width > 1 else 0} of {self._width} was "

@@ -21,6 +21,16 @@ _ACTIVATION_SHARE = 0.125
 _DECODE_ROWS = 256
 
 
+def attn_dp_size(enable_dp_attention: bool, dp_size: int) -> int:
+    """Attention replicas inside one tensor group."""
+    return dp_size if enable_dp_attention else 1
+
+
+def num_worlds(enable_dp_attention: bool, dp_size: int) -> int:
+    """Worlds of ranks, each with the whole model; they share nothing but the server."""
+    return dp_size // attn_dp_size(enable_dp_attention, dp_size)
+
+
 def mamba_extra_buffer(*, disable_radix_cache: bool, mamba_radix_cache_strategy: str) -> bool:
     """A second state slot only makes sense while prefixes are cached at all."""
     return not disable_radix_cache and mamba_radix_cache_strategy in ("extra_buffer", "extra_buffer_lazy")

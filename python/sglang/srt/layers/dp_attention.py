@@ -11,14 +11,11 @@ from typing import Any
 
 import torch
 
+from sglang.srt.arg_groups.predicates import attn_dp_size
 from sglang.srt.batch.forward_batch import ForwardBatch
 from sglang.srt.layers.exchange.dp_padding import DpPaddingMode
 from sglang.srt.runtime_context import get_flags, get_forward, get_parallel
-from sglang.srt.runtime_context.widths import (
-    attention_dp_width,
-    derive_attention_ranks,
-    derive_attention_widths,
-)
+from sglang.srt.runtime_context.widths import derive_attention_ranks, derive_attention_widths
 
 __all__ = [
     "DpPaddingMode",
@@ -52,7 +49,7 @@ def compute_dp_attention_world_info(
 ) -> tuple[int, int, int, int]:
     """``(attn_tp_rank, attn_tp_size, attn_dp_rank, attn_dp_size)`` of one tensor rank; the last two are 0,
     1 without it."""
-    replicas = attention_dp_width(enable_dp_attention=enable_dp_attention, dp_size=dp_size)
+    replicas = attn_dp_size(enable_dp_attention, dp_size)
     widths = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=replicas)
     attn_tp_size = widths["attn_tp_size"]
     ranks = derive_attention_ranks(tp_rank=tp_rank, attn_tp_size=attn_tp_size, attn_cp_size=attn_cp_size)

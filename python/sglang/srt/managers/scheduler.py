@@ -19,7 +19,7 @@ from sglang.srt.managers.scheduler_components.invariant_checker import Invariant
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.load import SchedulerLoad
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
-from sglang.srt.managers.scheduler_components.placement_report import PlacementReporter, replica_number
+from sglang.srt.managers.scheduler_components.placement_report import PlacementReporter
 from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer
 from sglang.srt.managers.scheduler_components.request_receiver import RequestReceiver
 from sglang.srt.managers.scheduler_components.schedule_batch import RequestQueues
@@ -78,7 +78,7 @@ class Scheduler:
         self.worker = worker
         self.channel = channel
         self.group = group = GroupChannel(channel)
-        self.dp_rank = replica_number()
+        self.dp_rank = get_parallel().replica_rank
         self._dp_attn = DpAttnSync() if get_parallel().attn_dp_size > 1 else None
         self._delayer = PrefillDelayer.from_published(warns=group.is_leader)
         self._heartbeat = heartbeat

@@ -106,7 +106,7 @@ def _title(canvas: Canvas, plan: Plan, width: float) -> float:
 def _framed(plan: Plan, height: float) -> Area:
     """All seats in a frame for each thing of which there are several, the larger around the smaller."""
     levels: list[tuple[str, Callable[[Seat], int]]] = []
-    if plan.replicas > 1:
+    if plan.num_worlds > 1:
         levels.append(("replica", lambda seat: seat.dp_rank))
     if plan.nodes > 1:
         levels.append(("node", lambda seat: seat.node))
@@ -206,7 +206,7 @@ def _tinted(canvas: Canvas, group: int, x: float, y: float, width: float, height
 
 def _groups(canvas: Canvas, plan: Plan, cuts: Sequence[Partition], x: float, y: float, width: float) -> float:
     """The lists of ranks, what each kind is for, and what is left to say; in two columns where they fit."""
-    own = ", of its own in each replica" if plan.replicas > 1 else ""
+    own = ", of its own in each replica" if plan.num_worlds > 1 else ""
     title = f"Groups{own}" if cuts else "Every rank is alone in each of its groups"
     canvas.words(x, y + 14, title, size=16, bold=True)
     y += 24

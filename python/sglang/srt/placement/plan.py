@@ -13,10 +13,10 @@ from typing import Any
 
 from sglang.srt.arg_groups.cli import parse_command_line
 from sglang.srt.arg_groups.hooks.pipeline import resolve_layout
-from sglang.srt.arg_groups.model_override_base import resolving_view
+from sglang.srt.arg_groups.predicates import num_worlds
 from sglang.srt.distributed.group_layout import GroupSizes, attn_dp_replicas, layout
 from sglang.srt.runtime_context.publication import Publication, SpawnRanks, build_publication
-from sglang.srt.runtime_context.widths import ranks_of_node, worlds_of
+from sglang.srt.runtime_context.widths import ranks_of_node
 from sglang.srt.server_args import ServerArgs
 
 __all__ = [
@@ -118,10 +118,10 @@ def partitions(groups: Sequence[Group]) -> list[Partition]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A deployment: ``replicas`` worlds that are all cut alike, over ``nodes`` machines."""
+    """A deployment: ``num_worlds`` worlds that are all cut alike, over ``nodes`` machines."""
 
     flags: str
-    replicas: int
+    num_worlds: int
     nodes: int
     world_size: int
     widths: Mapping[str, int]
@@ -152,8 +152,8 @@ def plan_of(record: Any) -> Plan:
     first = build_publication(record, role=None, ranks=_world_rank(record.ep_join_rank_offset))
     config = first.config
     sizes = _group_sizes(config)
-    replicas = worlds_of(resolving_view(record))
-    total = replicas * sizes.ranks
+    worlds = num_worlds(config["enable_dp_attention"], config["dp_size"])
+    total = worlds * sizes.ranks
     if total > MOST_RANKS:
         raise ValueError(f"{total} ranks are more than this tool shows: {MOST_RANKS} at most")
     world = [
@@ -165,13 +165,13 @@ def plan_of(record: Any) -> Plan:
     ]
     return Plan(
         flags=_spelled(config),
-        replicas=replicas,
+        num_worlds=worlds,
         nodes=config["nnodes"],
         world_size=sizes.ranks,
         widths={name: config[f"{name}_size"] for name in DIMENSIONS},
         seats=[
             _seat(publication, replica, node)
-            for replica in range(replicas)
+            for replica in range(worlds)
             for node, publication in zip(nodes, world)
         ],
         groups=_groups(sizes),

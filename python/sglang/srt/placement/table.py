@@ -25,8 +25,8 @@ def headline(plan: Plan) -> list[str]:
     widths = plan.widths
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     first = f"{ranks}: pp {widths['pp']} x tp {widths['tp']}"
-    if plan.replicas > 1:
-        first = f"{plan.replicas} replicas of {first}, each a world of its own"
+    if plan.num_worlds > 1:
+        first = f"{plan.num_worlds} replicas of {first}, each a world of its own"
     if plan.nodes > 1:
         first += f"; over {plan.nodes} machines"
     systems = [" x ".join(f"{name} {widths[name]}" for name in system) for system in _SYSTEMS]
@@ -55,7 +55,7 @@ def _seat_columns(plan: Plan) -> list[tuple[str, Any]]:
     columns: list[tuple[str, Any]] = [("rank", lambda seat: seat.world_rank)]
     if plan.nodes > 1:
         columns.append(("node", lambda seat: seat.node))
-    if plan.replicas > 1:
+    if plan.num_worlds > 1:
         columns.append(("dp_rank", lambda seat: seat.dp_rank))
     for name in plan.wide():
         columns.append((name, lambda seat, name=name: seat.ranks[name]))
@@ -78,7 +78,7 @@ def _seat_lines(plan: Plan) -> Iterator[str]:
 
 def _group_lines(plan: Plan) -> Iterator[str]:
     wide = partitions(plan.groups)
-    same = ", the same in each replica" if plan.replicas > 1 else ""
+    same = ", the same in each replica" if plan.num_worlds > 1 else ""
     if not wide:
         yield "groups: every rank is alone in each of its groups"
         return
@@ -117,7 +117,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     """The same plan with the names that the context and ``GET /placement`` use."""
     return {
         "flags": plan.flags,
-        "replicas": plan.replicas,
+        "replicas": plan.num_worlds,
         "nnodes": plan.nodes,
         "world_size": plan.world_size,
         "widths": {f"{name}_size": width for name, width in plan.widths.items()},
@@ -139,7 +139,7 @@ def _seat_json(plan: Plan, seat: Seat) -> dict[str, Any]:
     return {
         "world_rank": seat.world_rank,
         "node": seat.node,
-        "dp_rank": seat.dp_rank if plan.replicas > 1 else None,
+        "dp_rank": seat.dp_rank if plan.num_worlds > 1 else None,
         **{f"{name}_rank": rank for name, rank in seat.ranks.items()},
         "leader": seat.leads,
     }

@@ -24,7 +24,6 @@ from sglang.srt.runtime_context.widths import (
     derive_attention_ranks,
     derive_stage_ranks,
     ranks_of_node,
-    worlds_of,
 )
 
 
@@ -53,7 +52,7 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
     machine = machine or Machine.of_flags(folder)
     parallel, device = get_parallel(), get_device()
     world_size = parallel.tp_size * parallel.pp_size
-    replicas = worlds_of(parallel)
+    replicas = parallel.num_worlds
     here = ranks_of_node(world_size, parallel.nnodes, machine.node_rank)
     _refuse_more_than_fit(replicas * len(here))
     packed = pack_configuration(record)
@@ -149,7 +148,7 @@ def refuse_taken_ports() -> None:
     if stated is None or parallel.node_rank != 0:
         return
     host, first = stated
-    for replica in range(worlds_of(parallel)):
+    for replica in range(parallel.num_worlds):
         try:
             os.close(listen_at(Meeting(host=host, port=first + replica)))
         except OSError as error:
@@ -182,14 +181,14 @@ def hold_port(host: str | None = None) -> tuple[socket.socket, str]:
 
 def _refusal(replica: int, error: OSError) -> str:
     flag = "--dist-init-addr" if get_parallel().dist_init_addr is not None else "--nccl-port"
-    whose = f" (replica {replica} of --dp-size meets there)" if worlds_of(get_parallel()) > 1 else ""
+    whose = f" (replica {replica} of --dp-size meets there)" if get_parallel().num_worlds > 1 else ""
     return f"{flag}: {error.strerror}{whose}; on one machine the flag may be left out"
 
 
 def layout_line(num_here: int) -> str:
     """The layout in one line, for the log."""
     parallel = get_parallel()
-    replicas, world_size = worlds_of(parallel), parallel.tp_size * parallel.pp_size
+    replicas, world_size = parallel.num_worlds, parallel.tp_size * parallel.pp_size
     parts = [f"tp_size={parallel.tp_size}"]
     if parallel.attn_dp_size > 1:
         parts += [f"attn_dp_size={parallel.attn_dp_size}", f"attn_tp_size={parallel.attn_tp_size}"]

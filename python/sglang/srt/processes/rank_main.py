@@ -24,7 +24,6 @@ from sglang.srt.processes.rank_life import RankLife, leave
 from sglang.srt.processes.wire import RankChannel
 from sglang.srt.runtime_context import SpawnRanks, get_context, get_observability, get_parallel, publish
 from sglang.srt.runtime_context.placement import override_log_of
-from sglang.srt.runtime_context.widths import worlds_of
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log_format import configure_logging, rank_suffix
 from sglang.srt.utils.os_errors import cure_of
@@ -141,8 +140,7 @@ def _rank_suffix() -> str:
     parallel = get_parallel()
     return rank_suffix(
         (
-            ("DP", parallel.attn_dp_rank, parallel.attn_dp_size),
-            ("DP", parallel.dp_rank or 0, worlds_of(parallel)),
+            ("DP", parallel.replica_rank, parallel.num_replicas),
             ("PP", parallel.pp_rank, parallel.pp_size),
             ("TP", parallel.tp_rank, parallel.tp_size),
             ("EP", parallel.moe_ep_rank, parallel.moe_ep_size),

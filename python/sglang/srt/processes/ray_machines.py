@@ -22,7 +22,6 @@ from sglang.srt.processes.rank_layout import Machine, rank_configs
 from sglang.srt.processes.rank_processes import PRIMARY_CAUSE_WAIT_S, RankDied, RankProcesses
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.runtime_context import get_device, get_parallel, publish
-from sglang.srt.runtime_context.widths import worlds_of
 from sglang.srt.server_args import ServerArgs
 
 #: How long the cluster may take to give us its machines.
@@ -117,7 +116,7 @@ class RayMachines:
         self.cause: str | None = None
         nodes = get_parallel().nnodes
         ranks = get_parallel().tp_size * get_parallel().pp_size
-        replicas = worlds_of(get_parallel())
+        replicas = get_parallel().num_worlds
         self._group = _reserve(ray, nodes, cpus=ranks * replicas // nodes)
         try:
             actor = ray.remote(RayMachine)

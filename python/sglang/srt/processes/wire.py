@@ -17,7 +17,6 @@ from sglang.srt.managers.data_parallel_controller import DataParallelController,
 from sglang.srt.messages import io_struct
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.runtime_context.widths import replica_count
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +24,8 @@ logger = logging.getLogger(__name__)
 def open_wire(folder: SocketFolder, leaders: Sequence[str], *, bind: str | None = None) -> Wire:
     """The wire to the leaders of the published layout, replica by replica. One leader needs no controller."""
     parallel = get_parallel()
-    if len(leaders) != replica_count(parallel):
-        raise ValueError(f"leaders: one per replica, so {replica_count(parallel)}, got {len(leaders)}")
+    if len(leaders) != parallel.num_replicas:
+        raise ValueError(f"leaders: one per replica, so {parallel.num_replicas}, got {len(leaders)}")
     channel = ServerChannel(folder, leaders, bind=bind)
     if len(leaders) == 1:
         return channel

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
+from sglang.srt.arg_groups.predicates import num_worlds
 from sglang.srt.runtime_context.identities import GROUP_WIDTHS, validate_parallel
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack
 from sglang.srt.runtime_context.widths import leads_attn_tp
@@ -402,11 +403,29 @@ def _is_attn_tp_leader(parallel: ParallelContext) -> bool:
     return parallel.attn_tp_size == 1 or leads_attn_tp(parallel.attn_tp_rank)
 
 
+def _num_worlds(parallel: ParallelContext) -> int:
+    """Worlds of ranks, each with the whole model; they share nothing but the server."""
+    return num_worlds(parallel.enable_dp_attention, parallel.dp_size)
+
+
+def _num_replicas(parallel: ParallelContext) -> int:
+    """Replicas that requests are spread over: attention replicas inside one world, or worlds."""
+    return parallel.num_worlds * parallel.attn_dp_size
+
+
+def _replica_rank(parallel: ParallelContext) -> int:
+    """The replica whose requests this rank holds; 0 where there is only one."""
+    return parallel.attn_dp_rank if parallel.attn_dp_size > 1 else parallel.dp_rank or 0
+
+
 #: Computed name -> its rule. It asks last for the name whose value it answers with.
 COMPUTED: dict[str, Callable[[Any], Any]] = {
     "max_world_size": _max_world_size,
     "attn_dcp_rank": _attn_dcp_rank,
     "is_attn_tp_leader": _is_attn_tp_leader,
+    "num_worlds": _num_worlds,
+    "num_replicas": _num_replicas,
+    "replica_rank": _replica_rank,
 }
 
 

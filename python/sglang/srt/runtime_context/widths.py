@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.arg_groups.predicates import attn_dp_size
+
 __all__ = [
     "AttentionRanks",
     "ExpertRanks",
     "WIDTH_LEAVES",
-    "attention_dp_width",
     "derive_attention_ranks",
     "derive_attention_widths",
     "derive_expert_ranks",
@@ -23,34 +24,16 @@ __all__ = [
     "leads_attn_tp",
     "published_widths",
     "ranks_of_node",
-    "replica_count",
     "runs_attention_dp",
-    "worlds_of",
 ]
 
 #: Leaves that are widths: none may be below one.
 WIDTH_LEAVES = ("tp_size", "pp_size", "dp_size", "ep_size", "moe_dp_size", "attn_cp_size", "dcp_size")
 
 
-def attention_dp_width(*, enable_dp_attention: bool, dp_size: int) -> int:
-    """Attention replicas inside the tensor group; otherwise ``dp_size`` counts separate worlds."""
-    return dp_size if enable_dp_attention else 1
-
-
 def runs_attention_dp(placement: Mapping[str, Any]) -> bool:
     """Whether a placement has several attention replicas; False where it does not say."""
     return (placement.get("attn_dp_size") or 1) > 1
-
-
-def worlds_of(layout: Any) -> int:
-    """Worlds of the deployment, of whatever answers for the two leaves, resolved or published."""
-    replicas = attention_dp_width(enable_dp_attention=layout.enable_dp_attention, dp_size=layout.dp_size)
-    return int(layout.dp_size) // replicas
-
-
-def replica_count(layout: Any) -> int:
-    """Replicas that requests are spread over: groups of attention data parallelism, else worlds."""
-    return int(layout.attn_dp_size if layout.attn_dp_size > 1 else layout.dp_size)
 
 
 def derive_attention_widths(*, tp_size: int, attn_cp_size: int, attn_dp_size: int) -> dict[str, int]:
@@ -102,9 +85,7 @@ def published_widths(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return derive_parallel_widths(
         tp_size=leaves["tp_size"],
         attn_cp_size=leaves["attn_cp_size"],
-        attn_dp_size=attention_dp_width(
-            enable_dp_attention=leaves["enable_dp_attention"], dp_size=leaves["dp_size"]
-        ),
+        attn_dp_size=attn_dp_size(leaves["enable_dp_attention"], leaves["dp_size"]),
         moe_ep_size=leaves["ep_size"],
         moe_dp_size=leaves["moe_dp_size"],
         dcp_size=leaves["dcp_size"],

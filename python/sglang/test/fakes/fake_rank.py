@@ -208,9 +208,7 @@ def main() -> int:
                 heartbeat,
                 model_config.vocab_size,
                 folder=config.folder,
-                dp_rank=get_parallel().attn_dp_rank
-                if get_parallel().attn_dp_size > 1
-                else config.dp_rank or 0,
+                dp_rank=get_parallel().replica_rank,
             ).run()
     except Exception as error:  # noqa: BLE001 - told to the parent, which logs it
         life.tell_failure(config.world_rank, error)

@@ -17,7 +17,6 @@ from sglang.srt.processes import wire
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.processes.wire import RankChannel, ServerChannel, open_wire
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.runtime_context.widths import replica_count
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.test.ports import held_ports
 from sglang.test.test_utils import published_topology
@@ -333,7 +332,7 @@ def test_the_wire_to_several_leaders_is_a_controller(
 
     monkeypatch.setattr(wire, "ServerChannel", played)
     with published_topology(**fields, load_balance_method="total_requests"):
-        assert replica_count(get_parallel()) == count
+        assert get_parallel().num_replicas == count
         opened = open_wire("folder", ["x"] * count)  # type: ignore[arg-type]
         assert isinstance(opened, DataParallelController)
         assert (opened._attention_dp, opened._measure) == (attention_dp, _MEASURES["total_requests"])
@@ -347,7 +346,7 @@ def test_one_replica_gets_the_plain_channel(fields: dict[str, Any], monkeypatch:
     plain = PlayedLeaders(1)
     monkeypatch.setattr(wire, "ServerChannel", lambda *args, **kwargs: plain)
     with published_topology(**fields):
-        assert replica_count(get_parallel()) == 1
+        assert get_parallel().num_replicas == 1
         assert open_wire("folder", ["x"]) is plain  # type: ignore[arg-type, comparison-overlap]
 
 

@@ -230,7 +230,7 @@ def _expected_frames(plan: Plan) -> Counter[tuple[str, frozenset[int]]]:
     frames: dict[tuple[Any, ...], set[int]] = {}
     for at, seat in enumerate(plan.seats):
         stage = (seat.dp_rank, seat.ranks["pp"])
-        if plan.replicas > 1:
+        if plan.num_worlds > 1:
             frames.setdefault(("replica", seat.dp_rank), set()).add(at)
         if plan.nodes > 1:
             frames.setdefault(("node", seat.node), set()).add(at)

@@ -161,6 +161,9 @@ def test_the_names_come_from_the_declarations_and_do_not_overlap() -> None:
         "max_world_size",
         "attn_dcp_rank",
         "is_attn_tp_leader",
+        "num_worlds",
+        "num_replicas",
+        "replica_rank",
     }
 
 
@@ -204,6 +207,29 @@ def test_the_computed_names_follow_what_they_are_computed_from_and_can_be_stated
         assert parallel.max_world_size == 4
         with parallel.override(max_ep_size=32):
             assert parallel.max_world_size == 32
+
+
+@pytest.mark.parametrize(
+    "fields, dp_rank, world_rank, expected",
+    [  # (worlds, replicas, this rank's replica, whether it leads)
+        ({}, None, 0, (1, 1, 0, True)),
+        ({"tp_size": 2}, None, 1, (1, 1, 0, False)),
+        ({"tp_size": 2, "dp_size": 3}, 2, 0, (3, 3, 2, True)),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, None, 3, (1, 2, 1, False)),
+        ({"tp_size": 4, "dp_size": 4, "enable_dp_attention": True}, None, 3, (1, 4, 3, True)),
+    ],
+)
+def test_leader_and_replica_follow_from_the_layout(
+    fields: dict[str, Any], dp_rank: int | None, world_rank: int, expected: tuple[int, int, int, bool]
+) -> None:
+    parallel = _published(**fields, ranks=SpawnRanks(world_rank=world_rank, dp_rank=dp_rank))
+    answers = (parallel.num_worlds, parallel.num_replicas, parallel.replica_rank, parallel.is_attn_tp_leader)
+    assert answers == expected
+
+
+def test_the_only_rank_of_an_attention_group_leads_it_without_asking_the_group() -> None:
+    with patch(f"{GETTER_MODULE}.get_attn_tp_group", side_effect=AssertionError("asked")):
+        assert _published().is_attn_tp_leader
 
 
 def test_a_scope_is_seen_by_every_thread() -> None:

@@ -7,6 +7,7 @@ is checked here, so that the operator reads flags and not names of quotients.
 import logging
 
 from sglang.srt.arg_groups.model_override_base import ResolvingView
+from sglang.srt.arg_groups.predicates import attn_dp_size, num_worlds
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def _divides(rule: str, width: int, factor: int, numbers: str, *, name: str = "-
 
 
 def _check_widths(view: ResolvingView) -> None:
-    attn_dp = attention_dp_of(view)
+    attn_dp = attn_dp_size(view.enable_dp_attention, view.dp_size)
     tp, cp, ep, moe_dp, dcp = view.tp_size, view.attn_cp_size, view.ep_size, view.moe_dp_size, view.dcp_size
     _divides(
         "tp_size % (attn_dp_size * attn_cp_size) == 0",
@@ -71,7 +72,7 @@ def _check_widths(view: ResolvingView) -> None:
 
 
 def _check_machines(view: ResolvingView) -> None:
-    nodes, replicas = view.nnodes, view.dp_size // attention_dp_of(view)
+    nodes, replicas = view.nnodes, num_worlds(view.enable_dp_attention, view.dp_size)
     if view.node_rank >= nodes:
         raise ValueError(f"0 <= node_rank < nnodes must hold: --node-rank {view.node_rank}, --nnodes {nodes}")
     if nodes == 1:
@@ -117,17 +118,12 @@ def check_meeting_place(view: ResolvingView) -> None:
                 f"--dist-init-addr {view.dist_init_addr} is no address that other machines can reach; name "
                 "one of machine 0"
             )
-    replicas = view.dp_size // attention_dp_of(view)
+    replicas = num_worlds(view.enable_dp_attention, view.dp_size)
     if port is not None and port + replicas - 1 > _LAST_PORT:
         raise ValueError(
             f"port + dp_size - 1 <= {_LAST_PORT} must hold: each of --dp-size {replicas} replicas takes a "
             f"port of its own, from {port} up"
         )
-
-
-def attention_dp_of(view: ResolvingView) -> int:
-    """Attention replicas inside one world; otherwise `dp_size` counts worlds."""
-    return int(view.dp_size) if view.enable_dp_attention else 1
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ class PlacementReporter:
     def report(self, call_id: int) -> io_struct.GetPlacementReqOutput:
         """The ranks of this group in its order; the same on each of them."""
         parallel, context = get_parallel(), get_context()
-        dp_rank = replica_number()
+        dp_rank = parallel.replica_rank
         seat = {"world_rank": parallel.launch_world_rank, "dp_rank": dp_rank}
         mine = {
             "rank": {**seat, "names": placement_of(context)},
@@ -30,11 +30,3 @@ class PlacementReporter:
             overrides=[entry for one in everyone for entry in one["overrides"]],
             dp_rank=dp_rank,
         )
-
-
-def replica_number() -> int:
-    """Which replica this rank serves: its seat in attention data parallelism, else its world's number."""
-    parallel = get_parallel()
-    if parallel.attn_dp_size > 1:
-        return parallel.attn_dp_rank
-    return parallel.dp_rank or 0

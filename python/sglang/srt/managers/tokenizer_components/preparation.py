@@ -22,7 +22,6 @@ from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.runtime_context import get_device, get_parallel, get_serving
-from sglang.srt.runtime_context.widths import replica_count
 from sglang.srt.tokenizer.tokenizer import Tokenizer
 
 #: Texts longer than this (characters, all prompts of a call) are tokenized on a thread, beside the event
@@ -41,7 +40,7 @@ def published_limits(
         pool_tokens=rank_info["max_total_num_tokens"],
         allow_auto_truncate=serving.allow_auto_truncate,
         has_tokenizer=has_tokenizer,
-        replicas=replica_count(get_parallel()),
+        replicas=get_parallel().num_replicas,
         sampling_defaults=model_config.generation_defaults if serving.sampling_defaults == "model" else {},
     )
 

@@ -20,7 +20,6 @@ from sglang.srt.layers.attention.base_attn_backend import KVLayout, KVSpec
 from sglang.srt.mem_cache.allocator import SlotAllocator, make_slot_allocator
 from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool, ReqToTokenPool
 from sglang.srt.runtime_context import get_parallel, get_schedule
-from sglang.srt.runtime_context.widths import worlds_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class KVPools:
 def ranks_on_this_host() -> int:
     """Ranks that share the memory of this machine: replicas x pipeline x tensor, over the machines."""
     parallel = get_parallel()
-    return max(1, -(-worlds_of(parallel) * parallel.pp_size * parallel.tp_size // parallel.nnodes))
+    return max(1, -(-parallel.num_worlds * parallel.pp_size * parallel.tp_size // parallel.nnodes))
 
 
 def requests_of_one_replica(max_running_requests: int | None) -> int | None:

@@ -52,12 +52,11 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
     machine = machine or Machine.of_flags(folder)
     parallel, device = get_parallel(), get_device()
     world_size = parallel.tp_size * parallel.pp_size
-    replicas = parallel.num_worlds
     here = ranks_of_node(world_size, parallel.nnodes, machine.node_rank)
-    _refuse_more_than_fit(replicas * len(here))
+    _refuse_more_than_fit(parallel.ranks_on_host)
     packed = pack_configuration(record)
     configs: list[RankConfig] = []
-    for replica in range(replicas):
+    for replica in range(parallel.num_worlds):
         for world_rank in here:
             local_rank = len(configs)
             leads = _leads(world_rank)
@@ -70,9 +69,9 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
                     world_rank=world_rank,
                     world_size=world_size,
                     local_rank=local_rank,
-                    ranks_on_host=replicas * len(here),
+                    ranks_on_host=parallel.ranks_on_host,
                     rendezvous=machine.meeting or place_to_meet(folder, replica),
-                    dp_rank=replica if replicas > 1 else None,
+                    dp_rank=replica if parallel.num_worlds > 1 else None,
                     gpu_id=gpu_of_rank(
                         device.device, local_rank, first=device.base_gpu_id, step=device.gpu_id_step
                     ),
@@ -188,13 +187,12 @@ def _refusal(replica: int, error: OSError) -> str:
 def layout_line(num_here: int) -> str:
     """The layout in one line, for the log."""
     parallel = get_parallel()
-    replicas, world_size = parallel.num_worlds, parallel.tp_size * parallel.pp_size
     parts = [f"tp_size={parallel.tp_size}"]
     if parallel.attn_dp_size > 1:
         parts += [f"attn_dp_size={parallel.attn_dp_size}", f"attn_tp_size={parallel.attn_tp_size}"]
-    if replicas > 1:
-        parts.append(f"dp_size={replicas}")
-    ranks = replicas * world_size
+    if parallel.num_worlds > 1:
+        parts.append(f"dp_size={parallel.num_worlds}")
+    ranks = parallel.num_worlds * parallel.pp_size * parallel.tp_size
     where = ""
     if parallel.nnodes > 1:
         where = f", {num_here} of them on machine {parallel.node_rank} of {parallel.nnodes}"

@@ -115,14 +115,13 @@ class RayMachines:
         self._pulses: list[tuple[str, FarPulse]] = []
         self.cause: str | None = None
         nodes = get_parallel().nnodes
-        ranks = get_parallel().tp_size * get_parallel().pp_size
-        replicas = get_parallel().num_worlds
-        self._group = _reserve(ray, nodes, cpus=ranks * replicas // nodes)
+        cpus = get_parallel().ranks_on_host
+        self._group = _reserve(ray, nodes, cpus=cpus)
         try:
             actor = ray.remote(RayMachine)
             self._actors = [
                 actor.options(
-                    num_cpus=ranks * replicas // nodes,
+                    num_cpus=cpus,
                     max_concurrency=8,
                     scheduling_strategy=_bundle(self._group, node),
                 ).remote()

@@ -418,6 +418,11 @@ def _replica_rank(parallel: ParallelContext) -> int:
     return parallel.attn_dp_rank if parallel.attn_dp_size > 1 else parallel.dp_rank or 0
 
 
+def _ranks_on_host(parallel: ParallelContext) -> int:
+    """Ranks of all worlds that share one machine, and its memory."""
+    return -(-parallel.num_worlds * parallel.pp_size * parallel.tp_size // parallel.nnodes)
+
+
 #: Computed name -> its rule. It asks last for the name whose value it answers with.
 COMPUTED: dict[str, Callable[[Any], Any]] = {
     "max_world_size": _max_world_size,
@@ -426,6 +431,7 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "num_worlds": _num_worlds,
     "num_replicas": _num_replicas,
     "replica_rank": _replica_rank,
+    "ranks_on_host": _ranks_on_host,
 }
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "leads_attn_tp",
     "published_widths",
     "ranks_of_node",
+    "requests_per_replica",
     "runs_attention_dp",
 ]
 
@@ -155,6 +156,11 @@ def derive_stage_ranks(*, world_rank: int, tp_size: int, pp_size: int, offset: i
             f"{world_rank} - {offset} and {tp_size} * {pp_size}"
         )
     return divmod(seat, tp_size)
+
+
+def requests_per_replica(max_running_requests: int, attn_dp_size: int) -> int:
+    """The flag counts the requests of a whole tensor group: each attention replica runs its share."""
+    return max(1, max_running_requests // attn_dp_size)
 
 
 def ranks_of_node(world_size: int, nodes: int, node: int) -> range:

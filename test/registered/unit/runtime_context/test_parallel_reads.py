@@ -164,6 +164,7 @@ def test_the_names_come_from_the_declarations_and_do_not_overlap() -> None:
         "num_worlds",
         "num_replicas",
         "replica_rank",
+        "ranks_on_host",
     }
 
 

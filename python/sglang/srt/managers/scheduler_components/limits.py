@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang.srt.environ import envs
-from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import requests_of_one_replica
 from sglang.srt.runtime_context import (
     get_context,
     get_memory,
@@ -19,6 +18,7 @@ from sglang.srt.runtime_context import (
     get_schedule,
     get_serving,
 )
+from sglang.srt.runtime_context.widths import requests_per_replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +57,16 @@ class SchedulerLimits:
         if chunk == 0 or chunk < -1:
             raise ValueError(f"chunked_prefill_size: must be -1 (off) or at least 1, got {chunk}")
         rows = worker.req_to_token_pool.size
-        running = requests_of_one_replica(schedule.max_running_requests)
+        running = rows
+        if schedule.max_running_requests is not None:
+            share = requests_per_replica(schedule.max_running_requests, get_parallel().attn_dp_size)
+            running = min(share, rows)
         return cls(
             pool_size=worker.token_to_kv_pool_allocator.size,
             page_size=worker.page_size,
             context_len=worker.context_len,
             vocab_size=worker.vocab_size,
-            max_running_requests=rows if running is None else min(running, rows),
+            max_running_requests=running,
             max_queued_requests=schedule.max_queued_requests,
             chunk_size=None if chunk == -1 else chunk,
             max_prefill_tokens=schedule.max_prefill_tokens,

@@ -20,6 +20,7 @@ from sglang.srt.layers.attention.base_attn_backend import KVLayout, KVSpec
 from sglang.srt.mem_cache.allocator import SlotAllocator, make_slot_allocator
 from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool, ReqToTokenPool
 from sglang.srt.runtime_context import get_parallel, get_schedule
+from sglang.srt.runtime_context.widths import requests_per_replica
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +34,6 @@ class KVPools:
     kv: PagedKVPool
     req_to_token: ReqToTokenPool
     allocator: SlotAllocator
-
-
-def ranks_on_this_host() -> int:
-    """Ranks that share the memory of this machine: replicas x pipeline x tensor, over the machines."""
-    parallel = get_parallel()
-    return max(1, -(-parallel.num_worlds * parallel.pp_size * parallel.tp_size // parallel.nnodes))
-
-
-def requests_of_one_replica(max_running_requests: int | None) -> int | None:
-    """The flag counts requests of a whole tensor group: each attention-DP replica runs its share."""
-    if max_running_requests is None:
-        return None
-    return max(1, max_running_requests // get_parallel().attn_dp_size)
 
 
 class HostMemory(NamedTuple):
@@ -147,8 +135,7 @@ def make_kv_pools(
     schedule, parallel = get_schedule(), get_parallel()
     page_size = schedule.page_size or 1
     wanted_rows = schedule.max_running_requests or default_rows(context_len, schedule.max_total_tokens)
-    rows = requests_of_one_replica(wanted_rows)
-    assert rows is not None
+    rows = requests_per_replica(wanted_rows, parallel.attn_dp_size)
     if parallel.attn_dp_size > 1:
         logger.info(
             "max_running_requests=%d over %d attention-DP replicas: each runs at most %d",
@@ -158,7 +145,7 @@ def make_kv_pools(
         )
     seen = _seen_by_all_ranks(HostMemory(parallel.node_rank, available_before, available_now))
     available_now = min(memory.now for memory in seen)
-    ranks = ranks_on_this_host()
+    ranks = parallel.ranks_on_host
     budget = least_budget_bytes(seen, mem_fraction=schedule.mem_fraction_static, ranks=ranks)
     pages_per_request = -(-context_len // page_size)
     tokens = pool_tokens(

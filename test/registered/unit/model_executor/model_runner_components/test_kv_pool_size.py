@@ -13,10 +13,9 @@ from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import (
     make_kv_pools,
     pool_budget_bytes,
     pool_tokens,
-    ranks_on_this_host,
-    requests_of_one_replica,
 )
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context.widths import requests_per_replica
 from sglang.test.fakes.fake_group import FakeGroup
 from sglang.test.test_utils import published_topology
 
@@ -81,7 +80,7 @@ def test_no_room_for_a_page_is_an_error_with_the_numbers_and_the_cure(changes):
 )
 def test_ranks_of_the_host_share_the_memory(fields, expected):
     with published_topology(ranks=ONE, **fields):
-        assert ranks_on_this_host() == expected
+        assert get_parallel().ranks_on_host == expected
 
 
 def test_a_request_table_that_memory_cannot_hold_is_refused_with_the_cure():
@@ -153,15 +152,9 @@ def test_a_rank_without_room_fails_all_ranks_with_the_same_words():
         pools_of([HostMemory(0, 4 * GIB, 0)], max_total_tokens=64)
 
 
-@pytest.mark.parametrize(("given", "each"), [(None, None), (9, 4), (2, 1), (1, 1)])
-def test_attention_dp_replicas_share_the_running_requests(given, each):
-    with published_topology(tp_size=2, dp_size=2, enable_dp_attention=True, ranks=ONE):
-        assert requests_of_one_replica(given) == each
-
-
-def test_replicas_that_are_worlds_of_their_own_share_nothing():
-    with published_topology(dp_size=2, ranks=ONE):
-        assert requests_of_one_replica(9) == 9
+@pytest.mark.parametrize(("given", "replicas", "each"), [(9, 1, 9), (9, 2, 4), (2, 2, 1), (1, 2, 1)])
+def test_attention_dp_replicas_share_the_running_requests(given, replicas, each):
+    assert requests_per_replica(given, replicas) == each
 
 
 def test_the_share_is_the_size_of_the_request_table_and_is_said(caplog):

@@ -26,42 +26,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from sglang.test.lab.arithmetic import Layout
+
 MODEL = "smollm2-135m-instruct"
 POOL_TOKENS = 8192
 
 
-@dataclass(frozen=True)
-class Layout:
-    """`worlds` replicas of `tp_size` ranks, each with `attn_dp_size` attention replicas."""
-
-    name: str
-    tp_size: int = 1
-    attn_dp_size: int = 1
-    worlds: int = 1
-
-    @property
-    def ranks(self) -> int:
-        return self.tp_size * self.worlds
-
-    @property
-    def replicas(self) -> int:
-        return self.attn_dp_size * self.worlds
-
-    def leads(self, rank: int) -> bool:
-        return rank % (self.tp_size // self.attn_dp_size) == 0
-
-    def replica_of(self, world: int, rank: int) -> int:
-        return world * self.attn_dp_size + rank * self.attn_dp_size // self.tp_size
-
-
-ONE_RANK = Layout("one rank")
-LAYOUTS = (
-    Layout("tp 2", tp_size=2),
-    Layout("tp 2, attn-dp 2", tp_size=2, attn_dp_size=2),
-    Layout("2 replicas", worlds=2),
-    Layout("tp 4", tp_size=4),
-    Layout("tp 4, attn-dp 2", tp_size=4, attn_dp_size=2),
-)
+ONE_RANK = "one rank"
+LAYOUTS = {
+    "tp 2": Layout(tp_size=2),
+    "tp 2, attn-dp 2": Layout(tp_size=2, attn_dp_size=2),
+    "2 replicas": Layout(num_worlds=2),
+    "tp 4": Layout(tp_size=4),
+    "tp 4, attn-dp 2": Layout(tp_size=4, attn_dp_size=2),
+}
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -131,7 +109,7 @@ def be_a_rank(spec: dict[str, Any]) -> None:
     parallel_state.initialize_model_parallel()
     model_config = published_model_config()
     worker = TpModelWorker(model_config)
-    channel = MemoryChannel() if spec["leads"] else None
+    channel = MemoryChannel() if spec["is_attn_tp_leader"] else None
     scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
     clock = CollectiveClock(GroupCoordinator)
     print(json.dumps({"vocab_size": worker.vocab_size}), file=answers)
@@ -167,8 +145,8 @@ def _round(scheduler: Any, channel: Any, clock: CollectiveClock, order: dict[str
 @dataclass
 class Rank:
     process: subprocess.Popen[str]
-    leads: bool
-    replica: int
+    is_attn_tp_leader: bool
+    replica_rank: int
 
     def ask(self, order: dict[str, Any]) -> None:
         _pipe(self.process.stdin).write(json.dumps(order) + "\n")
@@ -185,47 +163,49 @@ class Rank:
 class Deployment:
     """The loaded ranks of one layout, and what they measured by batch size."""
 
-    def __init__(self, layout: Layout, options: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, name: str, layout: Layout, options: argparse.Namespace, folder: Path) -> None:
+        self.name = name
         self.layout = layout
+        self.num_ranks = layout.tp_size * layout.num_worlds
         self.ranks: list[Rank] = []
         self.rates: dict[int, list[float]] = {}
         self.shares: dict[int, list[float]] = {}
-        for number in range(layout.ranks):
+        for number in range(self.num_ranks):
             world, rank = divmod(number, layout.tp_size)
             spec = {
                 "fields": _fields(layout, options),
                 "rank": rank,
-                "dp_rank": world if layout.worlds > 1 else None,
+                "dp_rank": world if layout.num_worlds > 1 else None,
                 "world_size": layout.tp_size,
-                "leads": layout.leads(rank),
-                "meeting": str(folder / f"{layout.name}-{world}".replace(" ", "-")),
+                "is_attn_tp_leader": layout.is_attn_tp_leader(rank),
+                "meeting": str(folder / f"{name}-{world}".replace(" ", "-")),
             }
             process = subprocess.Popen(
                 [sys.executable, os.path.abspath(__file__), "--rank", json.dumps(spec)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=_environment(number, layout.ranks),
+                env=_environment(number, self.num_ranks),
                 text=True,
             )
-            self.ranks.append(Rank(process, layout.leads(rank), layout.replica_of(world, rank)))
+            self.ranks.append(Rank(process, layout.is_attn_tp_leader(rank), layout.replica_rank(world, rank)))
         loaded = [rank.answer() for rank in self.ranks]
         self.vocab_size: int = loaded[0]["vocab_size"]
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> tuple[float, float, list[list[int]]]:
         """Seconds, mean share of collectives, and the rows in the order of the prompts."""
-        replicas = self.layout.replicas
+        replicas = self.layout.num_replicas
         start = time.perf_counter()
         for rank in self.ranks:
-            mine = prompts[rank.replica :: replicas] if rank.leads else []
+            mine = prompts[rank.replica_rank :: replicas] if rank.is_attn_tp_leader else []
             rank.ask({"prompts": mine, "new_tokens": new_tokens})
         answers = [rank.answer() for rank in self.ranks]
         seconds = time.perf_counter() - start
         rows: list[list[int]] = [[] for _ in prompts]
         for rank, answer in zip(self.ranks, answers, strict=True):
-            if rank.leads:
-                rows[rank.replica :: replicas] = answer["rows"]
+            if rank.is_attn_tp_leader:
+                rows[rank.replica_rank :: replicas] = answer["rows"]
         if any(len(row) != new_tokens for row in rows):
-            raise RuntimeError(f"{self.layout.name}: rows of {[len(row) for row in rows]} tokens")
+            raise RuntimeError(f"{self.name}: rows of {[len(row) for row in rows]} tokens")
         return seconds, statistics.mean(answer["share"] for answer in answers), rows
 
     def close(self) -> None:
@@ -250,7 +230,7 @@ def _fields(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
         "device": "cpu",
         "max_total_tokens": POOL_TOKENS,
         "tp_size": layout.tp_size,
-        "dp_size": layout.replicas,
+        "dp_size": layout.num_replicas,
         "enable_dp_attention": layout.attn_dp_size > 1,
         "decode_log_interval": 1 << 30,
     }
@@ -288,11 +268,11 @@ class Contest:
             turn = number % len(self.deployments)
             rows = {}
             for deployment in (*self.deployments[turn:], *self.deployments[:turn]):
-                seconds, share, rows[deployment.layout.name] = deployment.generate(prompts, new)
+                seconds, share, rows[deployment.name] = deployment.generate(prompts, new)
                 if number:
                     deployment.rates.setdefault(batch, []).append(batch * new / seconds)
                     deployment.shares.setdefault(batch, []).append(share)
-            reference = rows[ONE_RANK.name]
+            reference = rows[ONE_RANK]
             for name, made in rows.items():
                 same = sum(a == b for a, b in zip(made, reference, strict=True))
                 self.same_rows[name] = self.same_rows.get(name, 0) + same
@@ -303,9 +283,9 @@ class Contest:
             rates = deployment.rates[batch]
             ratio = statistics.median(a / b for a, b in zip(rates, alone, strict=True))
             cells = [
-                deployment.layout.name,
+                deployment.name,
                 str(batch),
-                _environment(0, deployment.layout.ranks)["OMP_NUM_THREADS"],
+                _environment(0, deployment.num_ranks)["OMP_NUM_THREADS"],
                 f"{statistics.median(rates):.1f}",
                 f"{ratio:.2f}",
                 f"{100 * statistics.median(deployment.shares[batch]):.0f} %",
@@ -325,9 +305,9 @@ def options_of_the_command() -> argparse.Namespace:
         "--layouts",
         nargs="+",
         default=["tp 2", "tp 2, attn-dp 2", "2 replicas"],
-        choices=[layout.name for layout in LAYOUTS],
+        choices=list(LAYOUTS),
         metavar="NAME",
-        help=f"beside one rank: {'; '.join(layout.name for layout in LAYOUTS)}",
+        help=f"beside one rank: {'; '.join(LAYOUTS)}",
     )
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -341,13 +321,13 @@ def main() -> None:
     if options.rank is not None:
         be_a_rank(json.loads(options.rank))
         return
-    chosen = [ONE_RANK, *(layout for layout in LAYOUTS if layout.name in options.layouts)]
+    chosen = {name: layout for name, layout in LAYOUTS.items() if name in options.layouts}
     deployments: list[Deployment] = []
     with tempfile.TemporaryDirectory(prefix="bench-layouts-") as folder:
         try:
-            for layout in chosen:
-                print(f"loading {layout.name} ...", file=sys.stderr, flush=True)
-                deployments.append(Deployment(layout, options, Path(folder)))
+            for name, layout in {ONE_RANK: Layout(), **chosen}.items():
+                print(f"loading {name} ...", file=sys.stderr, flush=True)
+                deployments.append(Deployment(name, layout, options, Path(folder)))
             contest = Contest(deployments, options)
             cores = len(os.sched_getaffinity(0))
             print(

@@ -162,7 +162,7 @@ def _seat(
 ) -> None:
     canvas.box(x, y, _SEAT, height, fill="#fff", edge="#222", stroke=1.6, name="rank")
     canvas.words(x + 10, y + 21, f"rank {seat.world_rank}", size=17, bold=True)
-    if seat.leads:
+    if seat.is_attn_tp_leader:
         canvas.star(x + _SEAT - 16, y + 15, 8)
     top = y + _SEAT_HEAD
     for member in members:

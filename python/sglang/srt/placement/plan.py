@@ -16,7 +16,7 @@ from sglang.srt.arg_groups.hooks.pipeline import resolve_layout
 from sglang.srt.arg_groups.predicates import num_worlds
 from sglang.srt.distributed.group_layout import GroupSizes, attn_dp_replicas, layout
 from sglang.srt.runtime_context.publication import Publication, SpawnRanks, build_publication
-from sglang.srt.runtime_context.widths import ranks_of_node
+from sglang.srt.runtime_context.widths import leads_attn_tp, ranks_of_node
 from sglang.srt.server_args import ServerArgs
 
 __all__ = [
@@ -65,9 +65,9 @@ class Seat:
     ranks: Mapping[str, int]
 
     @property
-    def leads(self) -> bool:
+    def is_attn_tp_leader(self) -> bool:
         """The first rank of an attention-TP group takes its requests and samples for all of it."""
-        return self.ranks["attn_tp"] == 0
+        return leads_attn_tp(self.ranks["attn_tp"])
 
 
 @dataclass(frozen=True, kw_only=True)

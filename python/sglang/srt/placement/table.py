@@ -70,7 +70,7 @@ def _seat_lines(plan: Plan) -> Iterator[str]:
     yield "seats (* leads its attention-TP group)"
     yield "  " + gap.join(title.rjust(width) for (title, _), width in zip(columns, widths))
     for seat, row in zip(plan.seats, cells):
-        mark = "* " if seat.leads else "  "
+        mark = "* " if seat.is_attn_tp_leader else "  "
         yield mark + gap.join(text.rjust(width) for text, width in zip(row, widths))
     if plan.flat():
         yield from _wrapped("one wide, so every rank is rank 0 there: ", plan.flat(), ", ")
@@ -141,5 +141,5 @@ def _seat_json(plan: Plan, seat: Seat) -> dict[str, Any]:
         "node": seat.node,
         "dp_rank": seat.dp_rank if plan.num_worlds > 1 else None,
         **{f"{name}_rank": rank for name, rank in seat.ranks.items()},
-        "leader": seat.leads,
+        "leader": seat.is_attn_tp_leader,
     }

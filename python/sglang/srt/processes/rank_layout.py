@@ -23,6 +23,7 @@ from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.runtime_context.widths import (
     derive_attention_ranks,
     derive_stage_ranks,
+    leads_attn_tp,
     ranks_of_node,
 )
 
@@ -59,10 +60,10 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
     for replica in range(parallel.num_worlds):
         for world_rank in here:
             local_rank = len(configs)
-            leads = _leads(world_rank)
+            is_leader = _is_attn_tp_leader(world_rank)
             # Another machine cannot see our folder: its leaders take any port and tell the others which.
             listen = f"tcp://{machine.host}:*" if machine.host else folder.rank_address(local_rank)
-            tells_server = leads and machine.node_rank == 0
+            tells_server = is_leader and machine.node_rank == 0
             configs.append(
                 RankConfig(
                     configuration=packed,
@@ -76,7 +77,7 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
                         device.device, local_rank, first=device.base_gpu_id, step=device.gpu_id_step
                     ),
                     folder=str(folder.path),
-                    listen=listen if leads else None,
+                    listen=listen if is_leader else None,
                     server=(machine.server or folder.server_address) if tells_server else None,
                     heartbeat=str(folder.heartbeat_path(local_rank)),
                     parent_pid=os.getpid(),
@@ -95,14 +96,14 @@ def gpu_of_rank(device: str | None, local_rank: int, *, first: int, step: int) -
     return None if device in (None, "cpu") else first + step * local_rank
 
 
-def _leads(world_rank: int) -> bool:
-    """Whether a rank will be the first of its attention-TP group."""
+def _is_attn_tp_leader(world_rank: int) -> bool:
+    """What the context of that rank will answer under this name."""
     parallel = get_parallel()
     _, tp_rank = derive_stage_ranks(world_rank=world_rank, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     seat = derive_attention_ranks(
         tp_rank=tp_rank, attn_tp_size=parallel.attn_tp_size, attn_cp_size=parallel.attn_cp_size
     )
-    return seat.attn_tp_rank == 0
+    return leads_attn_tp(seat.attn_tp_rank)
 
 
 def _refuse_more_than_fit(count: int) -> None:

@@ -16,11 +16,11 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """One deployment: `worlds` of `tp_size` ranks each, with `attn_dp_size` attention replicas inside."""
+    """One deployment: worlds of `tp_size` ranks each, with `attn_dp_size` attention replicas inside."""
 
     tp_size: int = 1
     attn_dp_size: int = 1
-    worlds: int = 1
+    num_worlds: int = 1
     dp_lm_head: bool = False
     #: The tensor group is the attention-TP group, whose counters then hold the calls of both.
     one_group: bool = False
@@ -30,24 +30,24 @@ class Layout:
         return self.tp_size // self.attn_dp_size
 
     @property
-    def replicas(self) -> int:
-        return self.attn_dp_size * self.worlds
+    def num_replicas(self) -> int:
+        return self.attn_dp_size * self.num_worlds
 
-    def replica_of(self, world: int, rank: int) -> int:
+    def replica_rank(self, world: int, rank: int) -> int:
         """Which requests a rank has; the ranks of a replica sit side by side."""
         return world * self.attn_dp_size + rank // self.attn_tp_size
 
     def of_a_draft(self) -> Layout:
         """What a draft that owns its attention runs on: each attention-TP group is a world of its own."""
-        return Layout(tp_size=self.attn_tp_size, worlds=self.replicas, one_group=True)
+        return Layout(tp_size=self.attn_tp_size, num_worlds=self.num_replicas, one_group=True)
 
-    def leads(self, rank: int) -> bool:
+    def is_attn_tp_leader(self, rank: int) -> bool:
         return rank % self.attn_tp_size == 0
 
     @property
     def name(self) -> str:
-        if self.worlds > 1:
-            return f"{self.worlds} replicas of {self.tp_size}"
+        if self.num_worlds > 1:
+            return f"{self.num_worlds} replicas of {self.tp_size}"
         return f"tp {self.tp_size} attn-dp {self.attn_dp_size}" + (" dp-lm-head" if self.dp_lm_head else "")
 
 

@@ -68,16 +68,16 @@ def problems_of(
     worlds: Sequence[Sequence[RankReport]],
 ) -> list[str]:
     """Everything that is wrong with a cell; `worlds` holds the reports in world and rank order."""
-    asked = [asked for phase in scenario.phases(layout.replicas) for asked in phase]
+    asked = [asked for phase in scenario.phases(layout.num_replicas) for asked in phase]
     found: list[str] = []
     for w, ranks in enumerate(worlds):
         for r, report in enumerate(ranks):
             who = f"world {w} rank {r}"
-            replica = layout.replica_of(w, r)
+            replica = layout.replica_rank(w, r)
             found += (f"{who}: {p}" for p in _holding(layout, shape, report))
             found += (f"{who}: {p}" for p in _talking(layout, shape, report))
             found += (f"{who}: {p}" for p in _coverage(layout, report))
-            if layout.leads(r):
+            if layout.is_attn_tp_leader(r):
                 mine = [one for one in asked if one.replica == replica]
                 found += (f"replica {replica}: {p}" for p in _answering(scenario, reference, report, mine))
         found += (f"world {w}: {p}" for p in _agreement(layout, ranks))

@@ -145,7 +145,7 @@ class LayoutLab:
     def run(self, cell: Cell, *, fault: str | None = None) -> CellResult:
         """One cell, with a fault in the ranks if one is named, compared with one rank without any."""
         reference = self.reference(cell.model)
-        for w in range(cell.layout.worlds):
+        for w in range(cell.layout.num_worlds):
             self._world(cell.layout.tp_size, w)
         started = time.perf_counter()
         answers = self._run(cell, fault)
@@ -195,7 +195,7 @@ class LayoutLab:
 
     def _run(self, cell: Cell, fault: str | None) -> list[list[RankAnswer]]:
         """Answers by world and rank. All worlds work at the same time; a broken one is ended."""
-        worlds = [self._world(cell.layout.tp_size, w) for w in range(cell.layout.worlds)]
+        worlds = [self._world(cell.layout.tp_size, w) for w in range(cell.layout.num_worlds)]
         for w, world in enumerate(worlds):
             world.order(self._orders(cell, w, fault))
         answers = [world.reports(self._cell_timeout_s) for world in worlds]
@@ -217,20 +217,20 @@ class LayoutLab:
 
     def _orders(self, cell: Cell, world: int, fault: str | None) -> Sequence[CellOrder]:
         layout, scenario = cell.layout, self._scenario(cell.model)
-        phases = scenario.phases(layout.replicas)
+        phases = scenario.phases(layout.num_replicas)
         fields = self._fields(cell)
         orders = []
         for rank in range(layout.tp_size):
-            leads, replica = layout.leads(rank), layout.replica_of(world, rank)
+            is_leader, replica = layout.is_attn_tp_leader(rank), layout.replica_rank(world, rank)
             orders.append(
                 CellOrder(
                     fields=fields,
                     world_rank=rank,
-                    dp_rank=world if layout.worlds > 1 else None,
+                    dp_rank=world if layout.num_worlds > 1 else None,
                     with_bundle=cell.with_bundle,
-                    leads=leads,
+                    is_attn_tp_leader=is_leader,
                     draft=cell.draft,
-                    phases=[scenario.inbox(phase, replica) if leads else [] for phase in phases],
+                    phases=[scenario.inbox(phase, replica) if is_leader else [] for phase in phases],
                     fault=fault,
                 )
             )
@@ -249,7 +249,7 @@ class LayoutLab:
             "chunked_prefill_size": CHUNK,
             "schedule_conservativeness": 0.0,  # admit more than the pool will hold
             "tp_size": layout.tp_size,
-            "dp_size": layout.replicas,
+            "dp_size": layout.num_replicas,
             "enable_dp_attention": layout.attn_dp_size > 1,
             "enable_dp_lm_head": layout.dp_lm_head,
         }

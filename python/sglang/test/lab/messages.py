@@ -23,14 +23,14 @@ START_TIMEOUT_S = 120.0
 
 class CellOrder(msgspec.Struct, kw_only=True):
     """What one rank does for one cell. `phases` holds what lies in its inbox when a phase begins; a rank that
-    leads nobody has empty ones, and takes the same number of phases as everybody.
+    leads no group has empty ones, and takes the same number of phases as everybody.
     """
 
     fields: dict[str, Any]  # of the record
     world_rank: int
     dp_rank: int | None
     with_bundle: bool
-    leads: bool
+    is_attn_tp_leader: bool
     #: The worker is a draft that owns its attention: built and run in that scope.
     draft: bool = False
     phases: list[list[TokenizedGenerateReqInput]]
@@ -52,7 +52,7 @@ class RequestReport(msgspec.Struct, kw_only=True):
 class RankReport(msgspec.Struct, kw_only=True):
     """What one rank has to show after a cell."""
 
-    requests: dict[str, RequestReport]  # by rid; empty on a rank that leads nobody
+    requests: dict[str, RequestReport]  # by rid; empty on a rank that leads no group
     #: Seed of the request -> float32 logits [tokens drawn, vocab], as bytes; before sampling.
     draws: dict[int, bytes]
     vocab_size: int

@@ -105,7 +105,7 @@ def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
     if fault is not None and not fault.before_publish:
         planted.enter_context(fault.plant())
     model_config = published_model_config()
-    channel = MemoryChannel() if order.leads else None
+    channel = MemoryChannel() if order.is_attn_tp_leader else None
     with spec_utils.draft_tp_context(owns_attention=order.draft):
         worker = TpModelWorker(model_config)
         scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
@@ -118,7 +118,7 @@ def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
             steps += _run_phase(scheduler, channel, phase)
     return RankReport(
         requests={} if channel is None else _reports(channel),
-        draws={seed: b"".join(rows) for seed, rows in watch.draws.items()} if order.leads else {},
+        draws={seed: b"".join(rows) for seed, rows in watch.draws.items()} if order.is_attn_tp_leader else {},
         vocab_size=watch.vocab_size,
         parameter_bytes=parameter_bytes(worker.model_runner.model),
         kv_bytes_per_token=kv_bytes_per_token(worker),

@@ -16,7 +16,7 @@ import pytest
 from sglang.test.lab.layout_lab import LLAMA, MODELS, QWEN3, Cell, CellResult, Layout, LayoutLab
 
 LAYOUTS = [
-    Layout(tp_size=1, worlds=2),
+    Layout(tp_size=1, num_worlds=2),
     Layout(tp_size=2),
     Layout(tp_size=2, attn_dp_size=2),
     Layout(tp_size=2, attn_dp_size=2, dp_lm_head=True),

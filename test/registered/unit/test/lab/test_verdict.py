@@ -43,11 +43,11 @@ LAYOUTS = [Layout(2), Layout(2, 2), Layout(3), Layout(4, 2), Layout(4, 2, dp_lm_
 Reports = list[RankReport]
 
 
-def rank_report(layout: Layout, replica: int, leads: bool) -> RankReport:
+def rank_report(layout: Layout, replica: int, is_leader: bool) -> RankReport:
     """What a rank of the layout reports if everything is right; the logits are drawn from nowhere."""
     draws = np.random.default_rng(3)
     logits = {name: draws.normal(0.0, 4.0, (5, VOCAB)).astype(np.float32) for name in SCENARIO.names}
-    mine = [one for phase in SCENARIO.phases(layout.replicas) for one in phase if one.replica == replica]
+    mine = [one for phase in SCENARIO.phases(layout.num_replicas) for one in phase if one.replica == replica]
     entry = TokenLogprob(logprob=-1.0, token_id=7, top=[(-0.5, 9)], chosen=[(-3.0, 5)])
     report = RankReport(
         requests={
@@ -72,7 +72,7 @@ def rank_report(layout: Layout, replica: int, leads: bool) -> RankReport:
         head_calls=25,
         steps=40,
     )
-    if not leads:
+    if not is_leader:
         report.requests, report.draws = {}, {}
     if layout.attn_dp_size > 1:
         report.forwards["idle"], report.paddings = 4, {"max_len": 20, "sum_len": 14}
@@ -82,10 +82,13 @@ def rank_report(layout: Layout, replica: int, leads: bool) -> RankReport:
 
 
 def rank_reports(layout: Layout) -> Reports:
-    return [rank_report(layout, layout.replica_of(0, r), layout.leads(r)) for r in range(layout.tp_size)]
+    return [
+        rank_report(layout, layout.replica_rank(0, r), layout.is_attn_tp_leader(r))
+        for r in range(layout.tp_size)
+    ]
 
 
-REFERENCE = Reference.of(SCENARIO, rank_report(ONE, 0, leads=True))
+REFERENCE = Reference.of(SCENARIO, rank_report(ONE, 0, is_leader=True))
 
 
 def problems(layout: Layout, ranks: Reports) -> list[str]:

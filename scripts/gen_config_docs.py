@@ -7,10 +7,11 @@ compares, as the test does. About a single field the page says what its declarat
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Union, get_args, get_origin
 
-from gen_stubs import type_text
 from sglang.srt.arg_groups.arg_utils import Leaf, strip_optional
 from sglang.srt.arg_groups.fields import DERIVED, INPUTS, LEAVES, NAMESPACES, leaves_in
 from sglang.srt.arg_groups.hooks.values import limits_in_words
@@ -81,6 +82,20 @@ Read at the moment they are needed, in `srt/environ.py` only.
 | variable | default | meaning |
 |---|---|---|
 """
+
+
+def type_text(tp: Any) -> str:
+    """A declared type as source: `int | None`, `list[str]`, `dict[str, Any]`."""
+    if tp is type(None):
+        return "None"
+    if tp is Any:
+        return "Any"
+    if get_origin(tp) in (Union, types.UnionType):
+        return " | ".join(type_text(part) for part in get_args(tp))
+    arguments = get_args(tp)
+    if arguments:
+        return f"{get_origin(tp).__name__}[{', '.join(type_text(part) for part in arguments)}]"
+    return str(tp.__name__)
 
 
 def _cell(text: object) -> str:

@@ -7,12 +7,12 @@ path, ask the platform or refuse a value: that is resolution's part.
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
 from sglang.srt.arg_groups.cli import parse_command_line
-from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.fields import LEAVES, Fields
 from sglang.srt.arg_groups.overrides import remote_instance_transfer_engine_of
 from sglang.srt.arg_groups.public_values import short_description
 from sglang.srt.arg_groups.spellings import deprecations, fields_from, stated_from
@@ -29,28 +29,39 @@ __all__ = [
 ]
 
 
-def _use_transfer_engine(config: Any, override: str | None = None) -> bool:
-    """Also called unbound, on anything that carries the fields it reads."""
-    return remote_instance_transfer_engine_of(config, override)
+class _Record(msgspec.Struct, kw_only=True, frozen=True, eq=False, dict=True, weakref=True):
+    """What the record can do.
 
+    eq=False: declared results are kept by identity, and equal records are still two records. dict=True: a
+    test may seed a raw, undeclared attribute, which is not packed.
+    """
 
-def _from_cli_args(
-    cls: type[Any], argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None
-) -> Any:
-    """The record a command line (without the program's name) states; exits with code 2 on a mistake."""
-    return cls(**parse_command_line(argv, positional_model=positional_model, prog=prog))
+    @classmethod
+    def from_cli_args(
+        cls, argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None
+    ) -> Self:
+        """The record that a command line (without the program's name) states; exits with 2 on a mistake."""
+        return cls(**parse_command_line(argv, positional_model=positional_model, prog=prog))
 
+    @classmethod
+    def from_kwargs(cls, /, **settings: Any) -> Self:
+        """The record that keywords state: fields, aliases and inputs, as `Engine(**settings)` takes them."""
+        stated = stated_from(settings, "keyword settings")
+        fields = fields_from(stated)
+        missing = [leaf.name for leaf in LEAVES.values() if leaf.required and leaf.name not in fields]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} must be given")
+        for sentence in deprecations(stated):
+            warnings.warn(sentence, FutureWarning, stacklevel=_first_level_outside())
+        return cls(**fields)
 
-def _from_kwargs(cls: type[Any], /, **settings: Any) -> Any:
-    """The record that keywords state: fields, aliases and inputs, as ``Engine(**settings)`` takes them."""
-    stated = stated_from(settings, "keyword settings")
-    fields = fields_from(stated)
-    missing = [leaf.name for leaf in LEAVES.values() if leaf.required and leaf.name not in fields]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} must be given")
-    for sentence in deprecations(stated):
-        warnings.warn(sentence, FutureWarning, stacklevel=_first_level_outside())
-    return cls(**fields)
+    def __repr__(self) -> str:
+        """The built-in one would print every key into every log."""
+        return short_description(self)
+
+    def remote_instance_weight_loader_use_transfer_engine(self: object, override: str | None = None) -> bool:
+        """Also called unbound, on anything that has the fields it reads."""
+        return remote_instance_transfer_engine_of(self, override)
 
 
 def _first_level_outside() -> int:
@@ -61,42 +72,31 @@ def _first_level_outside() -> int:
     return level
 
 
-def _build_record() -> type[msgspec.Struct]:
-    """One struct of every declared field.
+if TYPE_CHECKING:
 
-    eq=False: declared results are keyed by identity, and equal records are still two records.
-    dict=True: a test may seed a raw, undeclared attribute; msgpack does not carry those.
-    """
-    fields = [(leaf.name, leaf.type, leaf.default) for leaf in LEAVES.values()]
-    return msgspec.defstruct(
+    class ServerArgs(Fields, _Record, frozen=True):
+        """Every field an operator can set; see docs/configuration.md."""
+
+else:
+    ServerArgs = msgspec.defstruct(
         "ServerArgs",
-        fields,
-        namespace={
-            "__doc__": "Every field an operator can set; see docs/configuration.md.",
-            "from_cli_args": classmethod(_from_cli_args),
-            "from_kwargs": classmethod(_from_kwargs),
-            # The built-in repr would print every key into every log.
-            "__repr__": short_description,
-            "remote_instance_weight_loader_use_transfer_engine": _use_transfer_engine,
-        },
+        [(leaf.name, leaf.type, leaf.default) for leaf in LEAVES.values()],
+        bases=(_Record,),
+        namespace={"__doc__": "Every field an operator can set; see docs/configuration.md."},
         module=__name__,
         kw_only=True,
         frozen=True,
+        eq=False,
         dict=True,
         weakref=True,
-        eq=False,
     )
-
-
-ServerArgs = _build_record()
 
 
 def prepare_server_args(
     argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None
 ) -> ServerArgs:
-    """What the doors do with their arguments; ``sglang serve`` lets the model stand alone."""
-    record: ServerArgs = ServerArgs.from_cli_args(argv, positional_model=positional_model, prog=prog)
-    return record
+    """What the doors do with their arguments; `sglang serve` lets the model stand without its flag."""
+    return ServerArgs.from_cli_args(argv, positional_model=positional_model, prog=prog)
 
 
 def pack_server_args(record: ServerArgs) -> bytes:
@@ -105,20 +105,19 @@ def pack_server_args(record: ServerArgs) -> bytes:
 
 
 def unpack_server_args(data: bytes) -> ServerArgs:
-    """What ``pack_server_args`` packed, resolved as it was."""
-    record: ServerArgs = unpack_configuration(data, ServerArgs)
-    return record
+    """What `pack_server_args` packed, resolved as it was."""
+    return unpack_configuration(data, ServerArgs)
 
 
 def set_global_server_args_for_scheduler(server_args: ServerArgs) -> None:
-    """Older spelling of ``publish(server_args, role="scheduler")``."""
+    """Older spelling of `publish(server_args, role="scheduler")`."""
     from sglang.srt.runtime_context import publish
 
     publish(server_args, role="scheduler")
 
 
 def set_global_server_args_for_tokenizer(server_args: ServerArgs) -> None:
-    """Older spelling of ``publish(server_args, role="tokenizer")``."""
+    """Older spelling of `publish(server_args, role="tokenizer")`."""
     from sglang.srt.runtime_context import publish
 
     publish(server_args, role="tokenizer")

@@ -8,8 +8,20 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 from typing import Annotated as A
-from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -31,6 +43,8 @@ REQUIRED: Final[Any] = msgspec.NODEFAULT
 
 #: True: every value works. False: only the default. A tuple: these values (beside the default).
 Served = bool | tuple[object, ...]
+
+T = TypeVar("T")
 
 Kind = Literal["switch", "toggle", "int", "float", "str", "list", "json"]
 
@@ -71,14 +85,21 @@ class Arg:
     or_exactly: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """A published value that no flag sets. ``compute`` takes the inputs by keyword; without it the
-    context's own derivation (``runtime_context/widths.py``) produces the whole family at once."""
+@dataclass(frozen=True)
+class Derived(Generic[T]):
+    """A published value that no flag sets.
+
+    `compute` takes the inputs by keyword. Without it the widths of the context (`runtime_context/widths.py`)
+    produce the whole family at once.
+    """
 
     help: str
     inputs: tuple[str, ...]
-    compute: Callable[..., Any] | None = None
+    compute: Callable[..., T] | None = None
+
+    if TYPE_CHECKING:  # what a reader of the published namespace gets
+
+        def __get__(self, instance: object, owner: type) -> T: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +146,18 @@ class Leaf:
         return (self.flag, *self.arg.aliases) if self.flag else ()
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 class Namespace:
-    """Base of a declaration class: ``class Kernel(Namespace, ns=NS("exec.kernel"))``. Never instantiated."""
+    """Base of a declaration class: `class Kernel(Namespace, ns=NS("exec.kernel"))`.
 
-    NAMESPACE: str = ""
+    Never instantiated: it is the type under which the published namespace is read.
+    """
 
-    def __init_subclass__(cls, *, ns: NS) -> None:
-        cls.NAMESPACE = ns.path
+    NAMESPACE: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, ns: NS | None = None) -> None:
+        if ns is not None:
+            cls.NAMESPACE = ns.path
 
 
 def strip_optional(tp: Any) -> tuple[Any, bool]:
@@ -180,6 +206,6 @@ def leaves_of(cls: type) -> dict[str, Leaf]:
     return found
 
 
-def derived_of(cls: type) -> dict[str, Derived]:
-    """The ``Derived`` half of a declaration class, in order."""
+def derived_of(cls: type) -> dict[str, Derived[Any]]:
+    """The `Derived` half of a declaration class, in order."""
     return {name: value for name, value in vars(cls).items() if isinstance(value, Derived)}

@@ -9,29 +9,32 @@ from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import ResolvedView, declare, record_of
 
 
-def _same(old: Any, new: Any) -> bool:
+def _same(old: object, new: object) -> bool:
     return type(old) is type(new) and bool(old == new)
 
 
 class ResolvingView(ResolvedView):
-    """``view.page_size`` reads; ``view.declare("page_hook", page_size=16)`` decides."""
+    """`view.page_size` reads; `view.declare("page_hook", page_size=16)` decides."""
 
     __slots__ = ()
+
+    def __init__(self, record: object) -> None:  # a type checker would make one of all fields
+        super().__init__(record)
 
     def declare(self, source: str, /, **values: Any) -> None:
         """Only fields declared as resolvable: what a start may change is said in the declarations."""
         fixed = sorted(name for name in values if name in LEAVES and not LEAVES[name].arg.resolvable)
         if fixed:
             raise TypeError(f"{source} decides {', '.join(fixed)}, declared without resolvable=True")
-        # What is so already keeps the name of who made it so.
-        news = {name: value for name, value in values.items() if not _same(getattr(self, name), value)}
-        if news:
-            declare(record_of(self), source, **news)
+        # A value that would not change stays attributed to whoever set it, often the operator.
+        changed = {name: value for name, value in values.items() if not _same(getattr(self, name), value)}
+        if changed:
+            declare(record_of(self), source, **changed)
 
     def fill(self, source: str, /, **values: Any) -> None:
         """Decide those of the fields that are still None."""
         self.declare(source, **{name: value for name, value in values.items() if getattr(self, name) is None})
 
 
-def resolving_view(config: Any) -> ResolvingView:
+def resolving_view(config: object) -> ResolvingView:
     return ResolvingView(record_of(config))

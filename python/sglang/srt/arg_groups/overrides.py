@@ -1,17 +1,26 @@
-"""What resolution decided, kept beside the record, and the predicates asked of a config-shaped object.
+"""What resolution decided, kept beside the record, and the rules that combine several settings.
 
-Read by hooks, publish and the doors. Must not write a record: the record keeps what the operator said, a
-declared result says what became of it and who decided.
+Read by hooks, publish, the doors and the published context. Must not write a record: the record keeps what
+the operator said, a declared result says what became of it and who decided.
+
+A rule takes anything that answers for the fields under their bare names: a record or a view of one, resolved
+or published (`runtime_context/predicates.py`). So an answer before publish and one after it cannot differ.
 """
 
+import json
 import weakref
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from math import lcm
+from typing import TYPE_CHECKING, Any
 
-from sglang.srt.arg_groups import predicates
 from sglang.srt.arg_groups.adaptive_config import all_candidate_steps
-from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.prefill_buffer_ceiling import apply_prefill_buffer_ceiling
+from sglang.srt.constants import LINEAR_ATTENTION_CHUNK
+
+if TYPE_CHECKING:
+    from sglang.srt.arg_groups.fields import Fields
+else:
+    Fields = object
 
 __all__ = [
     "Declared",
@@ -19,15 +28,13 @@ __all__ = [
     "attention_backends_of",
     "declare",
     "declared_provenance",
-    "declared_results",
     "forget",
     "is_resolved",
     "mamba_cache_chunk_size",
-    "max_prefill_buffer_tokens",
     "mark_resolved",
+    "max_prefill_buffer_tokens",
     "max_speculative_num_draft_tokens_of",
     "pre_capture_activation_reserve_mb_of",
-    "provenance_of",
     "record_of",
     "remote_instance_transfer_engine_of",
     "resolution_result",
@@ -35,6 +42,16 @@ __all__ = [
 ]
 
 _MISSING = object()
+
+TRANSFER_ENGINE = "transfer_engine"
+
+#: Rough device memory that one token of a forward occupies before graphs are captured, in MiB:
+#: about sixteen bf16 activations of width 4096. To be replaced by a measured figure with the GPU path.
+_ACTIVATION_MB_PER_TOKEN = 0.125
+#: The reserve never takes more than this share of the device.
+_ACTIVATION_SHARE = 0.125
+#: Requests decoded at once where neither a limit nor a captured batch size is known.
+_DECODE_REQUESTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +65,29 @@ class Declared:
 
 @dataclass(slots=True)
 class _Entry:
-    ref: "weakref.ref[Any]"
-    results: dict[str, Any]
-    log: list[Declared]
+    ref: weakref.ref[object]
+    results: dict[str, Any] = field(default_factory=dict)
+    log: list[Declared] = field(default_factory=list)
     resolved: bool = False
 
 
 #: id(record) -> entry. Keyed by identity because two records can be equal field by field, and because a
-#: record need not be hashable; the weak reference both cleans up and proves that the id was not reused.
+#: record need not be hashable. The weak reference removes the entry and proves that the id was not reused.
 _store: dict[int, _Entry] = {}
 
 
-def _entry(record: Any) -> _Entry | None:
+def _entry(record: object) -> _Entry | None:
     found = _store.get(id(record))
     return found if found is not None and found.ref() is record else None
 
 
-def _entry_for_writing(record: Any) -> _Entry:
+def _entry_for_writing(record: object) -> _Entry:
     found = _entry(record)
     if found is not None:
         return found
     key = id(record)
 
-    def drop(ref: "weakref.ref[Any]") -> None:
+    def drop(ref: weakref.ref[object]) -> None:
         if key in _store and _store[key].ref is ref:
             del _store[key]
 
@@ -78,21 +95,15 @@ def _entry_for_writing(record: Any) -> _Entry:
         ref = weakref.ref(record, drop)
     except TypeError as error:
         raise TypeError(f"results cannot be declared beside a {type(record).__name__}: {error}") from error
-    fresh = _Entry(ref, {}, [])
-    _store[key] = fresh
+    _store[key] = fresh = _Entry(ref)
     return fresh
 
 
-def _known_fields(record: Any) -> frozenset[str] | None:
-    names = getattr(type(record), "__struct_fields__", None)
-    return None if names is None else frozenset(names)
-
-
-def declare(record: Any, source: str, /, **values: Any) -> None:
+def declare(record: object, source: str, /, **values: Any) -> None:
     """Decide fields beside the record. The latest declaration wins; every one stays in the provenance."""
     record = record_of(record)
-    known = _known_fields(record)
-    unknown = sorted(set(values) - known) if known is not None else []
+    known = getattr(type(record), "__struct_fields__", None)
+    unknown = sorted(set(values) - set(known)) if known is not None else []
     if unknown:
         raise ValueError(
             f"{source} declares {', '.join(unknown)}, which is no field of {type(record).__name__}"
@@ -103,46 +114,30 @@ def declare(record: Any, source: str, /, **values: Any) -> None:
         entry.log.append(Declared(name, value, source))
 
 
-def declared_results(record: Any) -> dict[str, Any]:
-    """A copy of everything decided beside this record: name -> value."""
-    entry = _entry(record_of(record))
-    return {} if entry is None else dict(entry.results)
-
-
-def declared_provenance(record: Any) -> tuple[Declared, ...]:
+def declared_provenance(record: object) -> tuple[Declared, ...]:
     """Every decision in the order it was made, overruled ones included."""
     entry = _entry(record_of(record))
     return () if entry is None else tuple(entry.log)
 
 
-def provenance_of(record: Any, name: str) -> str:
-    """Who set what this field resolves to: a hook's name, else "operator", or "default"."""
-    record = record_of(record)
-    decided = [item.source for item in declared_provenance(record) if item.name == name]
-    if decided:
-        return decided[-1]
-    leaf = LEAVES[name]
-    return "default" if not leaf.required and getattr(record, name) == leaf.default else "operator"
-
-
-def mark_resolved(record: Any) -> None:
+def mark_resolved(record: object) -> None:
     """Say that resolution is over for this record (or happened in the parent process)."""
     _entry_for_writing(record_of(record)).resolved = True
 
 
-def is_resolved(record: Any) -> bool:
+def is_resolved(record: object) -> bool:
     entry = _entry(record_of(record))
     return entry is not None and entry.resolved
 
 
-def forget(record: Any) -> None:
+def forget(record: object) -> None:
     """Drop what was decided beside this record; the record itself is untouched."""
     record = record_of(record)
     if _entry(record) is not None:
         del _store[id(record)]
 
 
-def resolution_result(record: Any, name: str) -> Any:
+def resolution_result(record: object, name: str) -> Any:
     """The declared result if there is one, else the record's own value. AttributeError if it has neither."""
     record = record_of(record)
     entry = _entry(record)
@@ -153,83 +148,114 @@ def resolution_result(record: Any, name: str) -> Any:
     return getattr(record, name)
 
 
-class ResolvedView:
-    """Attribute reads answered by ``resolution_result``; undeclared names fall through to the record."""
+class ResolvedView(Fields):
+    """Answers each attribute by `resolution_result`; undeclared names fall through to the record."""
 
     __slots__ = ("_record",)
 
-    def __init__(self, record: Any) -> None:
+    def __init__(self, record: object) -> None:
         object.__setattr__(self, "_record", record)
 
     def __getattr__(self, name: str) -> Any:
         return resolution_result(object.__getattribute__(self, "_record"), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name} cannot be written through a view; declare it beside the record")
 
 
-def record_of(config: Any) -> Any:
+def record_of(config: object) -> object:
     """The record behind a view, or the object itself."""
     return object.__getattribute__(config, "_record") if isinstance(config, ResolvedView) else config
 
 
-def resolved_view(config: Any) -> ResolvedView:
-    return ResolvedView(record_of(config))
+def resolved_view(config: object) -> ResolvedView:
+    """A view of the record; a view stays what it is."""
+    return config if isinstance(config, ResolvedView) else ResolvedView(config)
 
 
-def attention_backends_of(config: Any) -> tuple[str | None, str | None]:
-    """(prefill, decode) kernels."""
+def attention_backends_of(config: object) -> tuple[str | None, str | None]:
+    """(prefill, decode): each phase's own kernels, else the common ones."""
     view = resolved_view(config)
-    return predicates.attention_backend_pair(
-        view.attention_backend, view.prefill_attention_backend, view.decode_attention_backend
-    )
+    common = view.attention_backend
+    return view.prefill_attention_backend or common, view.decode_attention_backend or common
 
 
-def mamba_cache_chunk_size(config: Any) -> int:
-    """Tokens between two cacheable states; a value seeded on the record stands for the rule."""
+def mamba_cache_chunk_size(config: object) -> int:
+    """Tokens between two cacheable states: an edge of the scan's block and of a cache page at once.
+
+    A value seeded on the record stands for the rule.
+    """
     view = resolved_view(config)
     seeded = getattr(view, "_mamba_cache_chunk_size", None)
-    return predicates.mamba_chunk_size(view.page_size) if seeded is None else int(seeded)
+    return lcm(LINEAR_ATTENTION_CHUNK, view.page_size or 1) if seeded is None else int(seeded)
 
 
-def max_prefill_buffer_tokens(config: Any) -> int:
-    """Rows that buffers of a prefill forward need."""
+def max_prefill_buffer_tokens(config: object) -> int:
+    """Most tokens one prefill forward may hold, so how large its buffers are.
+
+    A chunk bounds a forward; without chunks the prefill budget does. Dynamic chunking over pipeline stages
+    may grow a chunk up to the budget, so then the larger of the two counts. A registered provider has the
+    last word.
+    """
     view = resolved_view(config)
-    default = predicates.prefill_token_ceiling(
-        chunked_prefill_size=view.chunked_prefill_size,
-        max_prefill_tokens=view.max_prefill_tokens,
-        enable_dynamic_chunking=view.enable_dynamic_chunking,
-        pp_size=view.pp_size,
-    )
-    return apply_prefill_buffer_ceiling(record_of(view), default)
+    chunk, budget = view.chunked_prefill_size or 0, view.max_prefill_tokens
+    ceiling = chunk if chunk > 0 else budget
+    if view.enable_dynamic_chunking and view.pp_size > 1:
+        ceiling = max(ceiling, budget)
+    return apply_prefill_buffer_ceiling(record_of(view), ceiling)
 
 
-def max_speculative_num_draft_tokens_of(config: Any) -> int | None:
-    """Most tokens a verify round may hold; reads the adaptive file at each call."""
+def max_speculative_num_draft_tokens_of(config: object) -> int | None:
+    """Most tokens a verify round may ever hold; None without a configured number.
+
+    A chain of the deepest candidate has one node more than it has steps: its root. The adaptive file is read
+    at each call.
+    """
     view = resolved_view(config)
     steps = all_candidate_steps(view.speculative_adaptive, view.speculative_adaptive_config)
-    return predicates.max_draft_tokens(view.speculative_num_draft_tokens, steps)
+    tokens = view.speculative_num_draft_tokens
+    return None if tokens is None else max(tokens, max(steps, default=-1) + 1)
 
 
-def remote_instance_transfer_engine_of(config: Any, override: str | None = None) -> bool:
+def remote_instance_transfer_engine_of(config: object, override: str | None = None) -> bool:
+    """Whether weights come in, or are offered, through the transfer engine.
+
+    `override` states the load format of one load (a draft's, a reload's) in place of the configured one.
+    """
     view = resolved_view(config)
-    return predicates.uses_transfer_engine(
-        load_format=view.load_format,
-        backend=view.remote_instance_weight_loader_backend,
-        modelexpress_config=view.modelexpress_config,
-        start_seed=view.remote_instance_weight_loader_start_seed_via_transfer_engine,
-        override=override,
-    )
+    if view.remote_instance_weight_loader_start_seed_via_transfer_engine:
+        return True
+    if (override or view.load_format) != "remote_instance":
+        return False
+    backend = view.remote_instance_weight_loader_backend
+    if backend == "modelexpress":
+        return _modelexpress_transport(view.modelexpress_config) == TRANSFER_ENGINE
+    return backend == TRANSFER_ENGINE
 
 
-def pre_capture_activation_reserve_mb_of(config: Any, gpu_mem_mb: float | None) -> int:
+def _modelexpress_transport(config: str | None) -> object:
+    if not config:
+        return None
+    try:
+        parsed = json.loads(config)
+    except ValueError as error:
+        raise ValueError(f"--modelexpress-config is not JSON: {error}") from error
+    return parsed.get("transport") if isinstance(parsed, dict) else None
+
+
+def pre_capture_activation_reserve_mb_of(config: object, gpu_mem_mb: float | None) -> int:
+    """Device memory, in MiB, to keep free for activations before graphs are captured; 0 without a device.
+
+    The widest forward decides: a prefill piece, or on a decode-only server the requests times drafted tokens.
+    """
     view = resolved_view(config)
-    graph = view.cuda_graph_config
-    return predicates.activation_reserve_mb(
-        gpu_mem_mb,
-        disaggregation_mode=view.disaggregation_mode,
-        prefill_tokens=max_prefill_buffer_tokens(view),
-        max_running_requests=view.max_running_requests,
-        captured_decode_bs=None if graph is None else graph.decode.max_bs,
-        num_draft_tokens=view.speculative_num_draft_tokens,
-    )
+    if gpu_mem_mb is None:
+        return 0
+    if view.disaggregation_mode == "decode":
+        graph = view.cuda_graph_config
+        captured = None if graph is None else graph.decode.max_bs
+        requests = view.max_running_requests or captured or _DECODE_REQUESTS
+        tokens = requests * (view.speculative_num_draft_tokens or 1)
+    else:
+        tokens = max_prefill_buffer_tokens(view)
+    return int(min(tokens * _ACTIVATION_MB_PER_TOKEN, gpu_mem_mb * _ACTIVATION_SHARE))

@@ -11,7 +11,7 @@ from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import record_of, resolution_result
 
 
-def public_values(record: Any) -> dict[str, Any]:
+def public_values(record: object) -> dict[str, Any]:
     """Every field of the record by name, resolved, JSON-ready; secret fields are left out."""
     record = record_of(record)
     return {
@@ -25,12 +25,12 @@ def public_values(record: Any) -> dict[str, Any]:
 PER_MACHINE = frozenset({"node_rank", "host", "port", "random_seed", "log_level"})
 
 
-def common_values(record: Any) -> dict[str, Any]:
+def common_values(record: object) -> dict[str, Any]:
     """What all ranks of a world must have in common, whichever machine they run on."""
     return {name: value for name, value in public_values(record).items() if name not in PER_MACHINE}
 
 
-def short_description(record: Any) -> str:
+def short_description(record: object) -> str:
     """What the operator said, defaults left out, secrets masked: safe to log."""
     said = []
     for name, leaf in LEAVES.items():

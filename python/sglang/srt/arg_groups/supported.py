@@ -4,14 +4,12 @@ Read by the doors, after resolution. The only list is ``Arg(served=...)`` in the
 another.
 """
 
-from typing import Any
-
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import record_of, resolution_result
 
 
-def is_served(leaf: Leaf, value: Any) -> bool:
+def is_served(leaf: Leaf, value: object) -> bool:
     """The default always is: it is what the engine does when nobody says anything."""
     served = leaf.arg.served
     if served is True or (not leaf.required and value == leaf.default):
@@ -22,7 +20,7 @@ def is_served(leaf: Leaf, value: Any) -> bool:
     return all(item in served for item in items)
 
 
-def refusal(leaf: Leaf, value: Any) -> str | None:
+def refusal(leaf: Leaf, value: object) -> str | None:
     """One sentence: the flag, the value, what to do instead; None when the value is served."""
     if is_served(leaf, value):
         return None
@@ -32,7 +30,7 @@ def refusal(leaf: Leaf, value: Any) -> str | None:
     return f"{name}{shown} is not served yet; {instead}"
 
 
-def refuse_unserved(record: Any) -> None:
+def refuse_unserved(record: object) -> None:
     """ValueError naming every setting of the resolved record that this build would have to ignore."""
     record = record_of(record)
     found = [refusal(leaf, resolution_result(record, name)) for name, leaf in LEAVES.items()]

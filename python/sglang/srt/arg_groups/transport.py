@@ -4,7 +4,7 @@ Read by the doors (pack) and by rank processes (unpack). msgpack only; raw attri
 travel, and neither do secrets: the server's doors ask for them, a rank never does.
 """
 
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -17,20 +17,21 @@ from sglang.srt.arg_groups.overrides import (
     record_of,
 )
 
+R = TypeVar("R")
 
-def pack_configuration(record: Any) -> bytes:
+_PACKED = [name for name, leaf in LEAVES.items() if not leaf.arg.secret]
+
+
+def pack_configuration(record: object) -> bytes:
     record = record_of(record)
-    stated = {name: value for name, value in msgspec.structs.asdict(record).items() if not _is_secret(name)}
-    log = [
-        (item.name, item.value, item.source)
-        for item in declared_provenance(record)
-        if not _is_secret(item.name)
+    declared = [
+        (item.name, item.value, item.source) for item in declared_provenance(record) if item.name in _PACKED
     ]
-    parts = {"record": stated, "declared": log, "resolved": is_resolved(record)}
-    return msgspec.msgpack.encode(parts)
+    stated = {name: getattr(record, name) for name in _PACKED}
+    return msgspec.msgpack.encode({"record": stated, "declared": declared, "resolved": is_resolved(record)})
 
 
-def unpack_configuration(data: bytes, record_type: Any) -> Any:
+def unpack_configuration(data: bytes, record_type: type[R]) -> R:
     """The same record with the same results and provenance, but for secrets; nothing is decided again."""
     parsed = msgspec.msgpack.decode(data)
     record = msgspec.convert(parsed["record"], record_type)
@@ -39,8 +40,3 @@ def unpack_configuration(data: bytes, record_type: Any) -> Any:
     if parsed["resolved"]:
         mark_resolved(record)
     return record
-
-
-def _is_secret(name: str) -> bool:
-    leaf = LEAVES.get(name)
-    return leaf is not None and leaf.arg.secret

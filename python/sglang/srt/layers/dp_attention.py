@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sglang.srt.arg_groups.predicates import attn_dp_size
+from sglang.srt.arg_groups.replicas import attn_dp_size
 from sglang.srt.batch.forward_batch import ForwardBatch
 from sglang.srt.layers.exchange.dp_padding import DpPaddingMode
 from sglang.srt.runtime_context import get_flags, get_forward, get_parallel

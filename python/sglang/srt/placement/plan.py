@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.arg_groups.cli import parse_command_line
 from sglang.srt.arg_groups.hooks.pipeline import resolve_layout
-from sglang.srt.arg_groups.predicates import num_worlds
+from sglang.srt.arg_groups.replicas import num_worlds
 from sglang.srt.distributed.group_layout import GroupSizes, attn_dp_replicas, layout
 from sglang.srt.runtime_context.publication import Publication, SpawnRanks, build_publication
 from sglang.srt.runtime_context.widths import leads_attn_tp, ranks_of_node

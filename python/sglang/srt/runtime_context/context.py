@@ -25,19 +25,17 @@ from sglang.srt.runtime_context.scoped_args import ServerArgsOverride
 from sglang.srt.runtime_context.widths import runs_attention_dp
 
 if TYPE_CHECKING:
-    from sglang.srt.arg_groups.bag_types import (
-        DeviceBag,
-        DisaggBag,
-        ExecBag,
-        LoraBag,
-        MemoryBag,
-        MmBag,
-        ModelBag,
-        ObservabilityBag,
-        ScheduleBag,
-        ServingBag,
-        SpecBag,
-    )
+    from sglang.srt.arg_groups.fields.device import Device
+    from sglang.srt.arg_groups.fields.disagg import Disagg
+    from sglang.srt.arg_groups.fields.exec_ import Exec
+    from sglang.srt.arg_groups.fields.lora import Lora
+    from sglang.srt.arg_groups.fields.memory import Memory
+    from sglang.srt.arg_groups.fields.mm import Mm
+    from sglang.srt.arg_groups.fields.model import Model
+    from sglang.srt.arg_groups.fields.observability import Observability
+    from sglang.srt.arg_groups.fields.schedule import Schedule
+    from sglang.srt.arg_groups.fields.serving import Serving
+    from sglang.srt.arg_groups.fields.spec import Spec
 
 __all__ = [
     "RuntimeContext",
@@ -240,56 +238,56 @@ def get_server_args() -> Any:
     return _CONTEXT.server_args
 
 
-def get_model() -> ModelBag:
-    bag: ModelBag = _CONTEXT.namespace("model")
+def get_model() -> Model:
+    bag: Model = _CONTEXT.namespace("model")
     return bag
 
 
-def get_serving() -> ServingBag:
-    bag: ServingBag = _CONTEXT.namespace("serving")
+def get_serving() -> Serving:
+    bag: Serving = _CONTEXT.namespace("serving")
     return bag
 
 
-def get_schedule() -> ScheduleBag:
-    bag: ScheduleBag = _CONTEXT.namespace("schedule")
+def get_schedule() -> Schedule:
+    bag: Schedule = _CONTEXT.namespace("schedule")
     return bag
 
 
-def get_memory() -> MemoryBag:
-    bag: MemoryBag = _CONTEXT.namespace("memory")
+def get_memory() -> Memory:
+    bag: Memory = _CONTEXT.namespace("memory")
     return bag
 
 
-def get_exec() -> ExecBag:
-    bag: ExecBag = _CONTEXT.namespace("exec")
+def get_exec() -> Exec:
+    bag: Exec = _CONTEXT.namespace("exec")
     return bag
 
 
-def get_spec() -> SpecBag:
-    bag: SpecBag = _CONTEXT.namespace("spec")
+def get_spec() -> Spec:
+    bag: Spec = _CONTEXT.namespace("spec")
     return bag
 
 
-def get_lora() -> LoraBag:
-    bag: LoraBag = _CONTEXT.namespace("lora")
+def get_lora() -> Lora:
+    bag: Lora = _CONTEXT.namespace("lora")
     return bag
 
 
-def get_disagg() -> DisaggBag:
-    bag: DisaggBag = _CONTEXT.namespace("disagg")
+def get_disagg() -> Disagg:
+    bag: Disagg = _CONTEXT.namespace("disagg")
     return bag
 
 
-def get_observability() -> ObservabilityBag:
-    bag: ObservabilityBag = _CONTEXT.namespace("observability")
+def get_observability() -> Observability:
+    bag: Observability = _CONTEXT.namespace("observability")
     return bag
 
 
-def get_device() -> DeviceBag:
-    bag: DeviceBag = _CONTEXT.namespace("device")
+def get_device() -> Device:
+    bag: Device = _CONTEXT.namespace("device")
     return bag
 
 
-def get_mm() -> MmBag:
-    bag: MmBag = _CONTEXT.namespace("mm")
+def get_mm() -> Mm:
+    bag: Mm = _CONTEXT.namespace("mm")
     return bag

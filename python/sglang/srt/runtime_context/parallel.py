@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
-from sglang.srt.arg_groups.predicates import num_worlds
+from sglang.srt.arg_groups.replicas import num_worlds
 from sglang.srt.runtime_context.identities import GROUP_WIDTHS, validate_parallel
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack
 from sglang.srt.runtime_context.widths import leads_attn_tp

@@ -1,23 +1,16 @@
 """Owns the questions whose answer takes more than one published leaf.
 
-Read by whoever would otherwise combine leaves itself. The rules are in ``arg_groups/predicates.py`` and are
-the ones resolution uses; must not restate one, only fetch its inputs from the namespaces.
+Read by whoever would otherwise combine leaves itself. The rules are those of `arg_groups/overrides.py`, asked
+of what is published; must not restate one.
 """
 
 from __future__ import annotations
 
-from sglang.srt.arg_groups import predicates
-from sglang.srt.arg_groups.prefill_buffer_ceiling import apply_prefill_buffer_ceiling
-from sglang.srt.runtime_context.context import (
-    get_context,
-    get_disagg,
-    get_exec,
-    get_model,
-    get_parallel,
-    get_schedule,
-    get_server_args,
-    get_spec,
-)
+from typing import Any
+
+from sglang.srt.arg_groups import overrides
+from sglang.srt.runtime_context.bags import PARALLEL, namespace_of
+from sglang.srt.runtime_context.context import get_context, get_parallel, get_server_args
 
 __all__ = [
     "attention_backends",
@@ -28,24 +21,39 @@ __all__ = [
 ]
 
 
+class _PublishedView(overrides.ResolvedView):
+    """Every published leaf under its bare name, as the namespaces answer it now."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        home = namespace_of(name)
+        if home is None:
+            raise AttributeError(f"no published leaf is called '{name}'")
+        if home == PARALLEL:
+            return getattr(get_parallel(), name)
+        top, _, part = home.partition(".")
+        namespace = get_context().namespace(top)
+        return getattr(getattr(namespace, part) if part else namespace, name)
+
+    @property
+    def _record(self) -> object:
+        return get_server_args()
+
+
+_PUBLISHED = _PublishedView()
+
+
 def attention_backends() -> tuple[str | None, str | None]:
     """(prefill, decode) kernels."""
-    kernel = get_exec().kernel
-    return predicates.attention_backend_pair(
-        kernel.attention_backend, kernel.prefill_attention_backend, kernel.decode_attention_backend
-    )
+    return overrides.attention_backends_of(_PUBLISHED)
 
 
 def max_prefill_buffer_tokens() -> int:
-    """Rows that buffers of a prefill forward need; a registered provider has the last word."""
-    schedule = get_schedule()
-    default = predicates.prefill_token_ceiling(
-        chunked_prefill_size=schedule.chunked_prefill_size,
-        max_prefill_tokens=schedule.max_prefill_tokens,
-        enable_dynamic_chunking=schedule.enable_dynamic_chunking,
-        pp_size=get_parallel().pp_size,
-    )
-    return apply_prefill_buffer_ceiling(get_server_args(), default)
+    """Most tokens one prefill forward may hold, so how large its buffers are."""
+    return overrides.max_prefill_buffer_tokens(_PUBLISHED)
 
 
 def max_speculative_num_draft_tokens() -> int | None:
@@ -62,25 +70,10 @@ def max_speculative_num_draft_tokens() -> int | None:
 
 
 def remote_instance_transfer_engine_enabled(override: str | None = None) -> bool:
-    """Whether weights travel through the transfer engine; ``override`` is the load format of one load."""
-    model = get_model()
-    return predicates.uses_transfer_engine(
-        load_format=model.load_format,
-        backend=model.remote_instance_weight_loader_backend,
-        modelexpress_config=model.modelexpress_config,
-        start_seed=model.remote_instance_weight_loader_start_seed_via_transfer_engine,
-        override=override,
-    )
+    """Whether weights travel through the transfer engine; `override` is the load format of one load."""
+    return overrides.remote_instance_transfer_engine_of(_PUBLISHED, override)
 
 
 def pre_capture_activation_reserve_mb(gpu_mem_mb: float | None) -> int:
-    """Device memory to keep free for activations before graphs are captured; 0 without a device."""
-    graph = get_exec().graph.cuda_graph_config
-    return predicates.activation_reserve_mb(
-        gpu_mem_mb,
-        disaggregation_mode=get_disagg().disaggregation_mode,
-        prefill_tokens=max_prefill_buffer_tokens(),
-        max_running_requests=get_schedule().max_running_requests,
-        captured_decode_bs=None if graph is None else graph.decode.max_bs,
-        num_draft_tokens=get_spec().speculative_num_draft_tokens,
-    )
+    """Device memory, in MiB, to keep free for activations before graphs are captured; 0 without a device."""
+    return overrides.pre_capture_activation_reserve_mb_of(_PUBLISHED, gpu_mem_mb)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang.srt.arg_groups import predicates
-from sglang.srt.arg_groups.adaptive_config import all_candidate_steps
+from sglang.srt.arg_groups.overrides import max_speculative_num_draft_tokens_of
 from sglang.srt.runtime_context.bags import PARALLEL, Bag, build_bags, project
 from sglang.srt.runtime_context.identities import as_integer, groups_in_the_way, validate_parallel
 from sglang.srt.runtime_context.parallel import ParallelContext
@@ -99,7 +98,7 @@ def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None
         bags=build_bags(values),
         config=config,
         stamp=stamp,
-        draft_bound=_draft_bound(values["spec"]),
+        draft_bound=_draft_bound(record),
         seeds={
             ("capture", "enable_torch_compile"): bool(
                 values["exec.graph"].get("enable_torch_compile", False)
@@ -142,10 +141,9 @@ def _placement(config: dict[str, Any], ranks: SpawnRanks) -> dict[str, Any]:
     return stamp
 
 
-def _draft_bound(spec: dict[str, Any]) -> int | None:
+def _draft_bound(record: object) -> int | None:
     """Most tokens a verify round may hold, fixed for this publication; the adaptive file is read now."""
-    names = ("speculative_num_draft_tokens", "speculative_adaptive", "speculative_adaptive_config")
-    if any(name not in spec for name in names):
+    try:
+        return max_speculative_num_draft_tokens_of(record)
+    except AttributeError:  # a partial record that says nothing of drafts
         return None
-    tokens, adaptive, path = (spec[name] for name in names)
-    return predicates.max_draft_tokens(tokens, all_candidate_steps(adaptive, path))

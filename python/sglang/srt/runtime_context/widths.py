@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.arg_groups.predicates import attn_dp_size
+from sglang.srt.arg_groups.replicas import attn_dp_size
 
 __all__ = [
     "AttentionRanks",

@@ -14,14 +14,17 @@ from sglang.srt.arg_groups.model_override_base import resolving_view
 from sglang.srt.arg_groups.overrides import (
     declare,
     declared_provenance,
-    declared_results,
     forget,
-    provenance_of,
     record_of,
     resolution_result,
     resolved_view,
 )
 from sglang.srt.server_args import ServerArgs, pack_server_args, unpack_server_args
+
+
+def decided(record):
+    """What was decided beside the record: name -> value."""
+    return {item.name: item.value for item in declared_provenance(record)}
 
 
 @dataclasses.dataclass
@@ -75,18 +78,13 @@ def test_a_reused_id_does_not_inherit_results():
 
 
 def test_the_last_decision_wins_and_all_are_remembered():
-    record = ServerArgs(model_path="m", port=1234)
+    record = ServerArgs(model_path="m")
     declare(record, "first", page_size=4)
     declare(record, "second", page_size=8)
-    assert declared_results(record) == {"page_size": 8}
+    assert decided(record) == {"page_size": 8}
     assert [(item.source, item.value) for item in declared_provenance(record)] == [
         ("first", 4),
         ("second", 8),
-    ]
-    assert [provenance_of(record, name) for name in ("page_size", "port", "host")] == [
-        "second",
-        "operator",
-        "default",
     ]
 
 
@@ -94,7 +92,7 @@ def test_an_undeclared_field_is_refused_and_nothing_is_kept():
     record = ServerArgs(model_path="m")
     with pytest.raises(ValueError, match="page_sise"):
         declare(record, "test", page_size=4, page_sise=4)
-    assert declared_results(record) == {}
+    assert decided(record) == {}
 
 
 def test_an_object_that_cannot_be_followed_is_refused():
@@ -133,13 +131,13 @@ def test_a_hook_may_decide_only_what_its_declaration_allows():
 def test_deciding_what_is_so_already_leaves_the_operator_as_its_author():
     record = ServerArgs(model_path="m", page_size=16)
     resolving_view(record).declare("test", page_size=16)
-    assert provenance_of(record, "page_size") == "operator"
+    assert declared_provenance(record) == ()
 
 
 def test_filling_does_not_overrule():
     record = ServerArgs(model_path="m", page_size=16)
     resolving_view(record).fill("test", page_size=1, chunked_prefill_size=64)
-    assert declared_results(record) == {"chunked_prefill_size": 64}
+    assert decided(record) == {"chunked_prefill_size": 64}
 
 
 def test_a_child_receives_record_results_and_provenance():
@@ -159,4 +157,4 @@ def test_a_child_is_told_no_secret():
     packed = pack_server_args(record)
     assert b"hunter" not in packed
     twin = unpack_server_args(packed)
-    assert (twin.api_key, twin.tp_size, declared_results(twin)) == (None, 2, {})
+    assert (twin.api_key, twin.tp_size, decided(twin)) == (None, 2, {})

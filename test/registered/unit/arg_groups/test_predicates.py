@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from sglang.srt.arg_groups import predicates, prefill_buffer_ceiling
+from sglang.srt.arg_groups import prefill_buffer_ceiling
 from sglang.srt.arg_groups.adaptive_config import all_candidate_steps, candidate_steps_by_batch_size
+from sglang.srt.arg_groups.fields import DERIVED
 from sglang.srt.arg_groups.overrides import (
     attention_backends_of,
     declare,
@@ -28,35 +29,51 @@ from sglang.srt.arg_groups.overrides import (
 )
 from sglang.srt.server_args import ServerArgs
 
-Pins = list[tuple[dict[str, Any], Any]]
+#: (the fields of a record, further arguments of the rule, the answer)
+Pins = list[tuple[dict[str, Any], tuple[Any, ...], Any]]
+
+
+def strategy(name: str, disable_radix_cache: bool = False) -> dict[str, Any]:
+    return {"disable_radix_cache": disable_radix_cache, "mamba_radix_cache_strategy": name}
+
 
 EXTRA_BUFFER: Pins = [
-    ({"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer"}, True),
-    ({"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer_lazy"}, True),
-    ({"disable_radix_cache": True, "mamba_radix_cache_strategy": "extra_buffer"}, False),
-    ({"disable_radix_cache": False, "mamba_radix_cache_strategy": "auto"}, False),
+    (strategy("extra_buffer"), (), True),
+    (strategy("extra_buffer_lazy"), (), True),
+    (strategy("extra_buffer", disable_radix_cache=True), (), False),
+    (strategy("auto"), (), False),
 ]
 EXTRA_BUFFER_LAZY: Pins = [
-    ({"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer"}, False),
-    ({"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer_lazy"}, True),
-    ({"disable_radix_cache": True, "mamba_radix_cache_strategy": "extra_buffer_lazy"}, False),
-    ({"disable_radix_cache": False, "mamba_radix_cache_strategy": "no_buffer"}, False),
+    (strategy("extra_buffer"), (), False),
+    (strategy("extra_buffer_lazy"), (), True),
+    (strategy("extra_buffer_lazy", disable_radix_cache=True), (), False),
+    (strategy("no_buffer"), (), False),
 ]
 MAMBA_CHUNK: Pins = [
-    ({"page_size": None}, 64),
-    ({"page_size": 16}, 64),
-    ({"page_size": 128}, 128),
-    ({"page_size": 48}, 192),
+    ({"page_size": None}, (), 64),
+    ({"page_size": 16}, (), 64),
+    ({"page_size": 128}, (), 128),
+    ({"page_size": 48}, (), 192),
 ]
+
+
+def backends(common: str | None, prefill: str | None, decode: str | None) -> dict[str, Any]:
+    return {
+        "attention_backend": common,
+        "prefill_attention_backend": prefill,
+        "decode_attention_backend": decode,
+    }
+
+
 BACKENDS: Pins = [
-    ({"common": "triton", "prefill": None, "decode": None}, ("triton", "triton")),
-    ({"common": "triton", "prefill": "fa3", "decode": None}, ("fa3", "triton")),
-    ({"common": None, "prefill": None, "decode": "fa3"}, (None, "fa3")),
-    ({"common": None, "prefill": None, "decode": None}, (None, None)),
+    (backends("triton", None, None), (), ("triton", "triton")),
+    (backends("triton", "fa3", None), (), ("fa3", "triton")),
+    (backends(None, None, "fa3"), (), (None, "fa3")),
+    (backends(None, None, None), (), (None, None)),
 ]
 
 
-def ceiling(chunk: int | None, budget: int, dynamic: bool, stages: int) -> dict[str, Any]:
+def ceiling(chunk: int | None, budget: int, dynamic: bool = False, stages: int = 1) -> dict[str, Any]:
     return {
         "chunked_prefill_size": chunk,
         "max_prefill_tokens": budget,
@@ -66,45 +83,41 @@ def ceiling(chunk: int | None, budget: int, dynamic: bool, stages: int) -> dict[
 
 
 CEILING: Pins = [
-    (ceiling(4096, 16384, False, 1), 4096),
-    (ceiling(8192, 16384, True, 4), 16384),
-    (ceiling(8192, 32768, True, 4), 32768),
-    (ceiling(8192, 2048, True, 4), 8192),
-    (ceiling(8192, 16384, True, 1), 8192),
-    (ceiling(-1, 2048, False, 1), 2048),
-    (ceiling(0, 1000, True, 4), 1000),
-    (ceiling(None, 512, False, 1), 512),
+    (ceiling(4096, 16384), (), 4096),
+    (ceiling(8192, 16384, True, 4), (), 16384),
+    (ceiling(8192, 32768, True, 4), (), 32768),
+    (ceiling(8192, 2048, True, 4), (), 8192),
+    (ceiling(8192, 16384, True, 1), (), 8192),
+    (ceiling(-1, 2048), (), 2048),
+    (ceiling(0, 1000, True, 4), (), 1000),
+    (ceiling(None, 512), (), 512),
 ]
 
 
-def engine(
-    load_format: str, backend: str, config: str | None = None, seed: bool = False, override: str | None = None
-) -> dict[str, Any]:
+def engine(load_format: str, backend: str, config: str | None = None, seed: bool = False) -> dict[str, Any]:
     return {
         "load_format": load_format,
-        "backend": backend,
+        "remote_instance_weight_loader_backend": backend,
         "modelexpress_config": config,
-        "start_seed": seed,
-        "override": override,
+        "remote_instance_weight_loader_start_seed_via_transfer_engine": seed,
     }
 
 
 VIA_ENGINE, VIA_NIXL = '{"transport": "transfer_engine"}', '{"transport": "nixl"}'
 TRANSFER: Pins = [
-    (engine("remote_instance", "transfer_engine"), True),
-    (engine("auto", "transfer_engine"), False),
-    (engine("auto", "transfer_engine", override="remote_instance"), True),
-    (engine("remote_instance", "transfer_engine", override="auto"), False),
-    (engine("remote_instance", "nccl"), False),
-    (engine("remote_instance", "modelexpress", VIA_ENGINE), True),
-    (engine("remote_instance", "modelexpress", VIA_NIXL), False),
-    (engine("remote_instance", "modelexpress"), False),
-    (engine("auto", "nccl", seed=True), True),
+    (engine("remote_instance", "transfer_engine"), (), True),
+    (engine("auto", "transfer_engine"), (), False),
+    (engine("auto", "transfer_engine"), ("remote_instance",), True),
+    (engine("remote_instance", "transfer_engine"), ("auto",), False),
+    (engine("remote_instance", "nccl"), (), False),
+    (engine("remote_instance", "modelexpress", VIA_ENGINE), (), True),
+    (engine("remote_instance", "modelexpress", VIA_NIXL), (), False),
+    (engine("remote_instance", "modelexpress"), (), False),
+    (engine("auto", "nccl", seed=True), (), True),
 ]
 
 
 def reserve(
-    gpu: int | None,
     mode: str = "null",
     tokens: int = 8192,
     rows: int | None = None,
@@ -112,49 +125,70 @@ def reserve(
     drafts: int | None = None,
 ) -> dict[str, Any]:
     return {
-        "gpu_mem_mb": gpu,
+        **ceiling(tokens, 16384),
         "disaggregation_mode": mode,
-        "prefill_tokens": tokens,
         "max_running_requests": rows,
-        "captured_decode_bs": captured,
-        "num_draft_tokens": drafts,
+        "cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(max_bs=captured)),
+        "speculative_num_draft_tokens": drafts,
     }
 
 
 RESERVE: Pins = [
-    (reserve(None), 0),
-    (reserve(80 * 1024), 1024),
-    (reserve(80 * 1024, tokens=1024), 128),
-    (reserve(4 * 1024), 512),
-    (reserve(80 * 1024, "decode", rows=32), 4),
-    (reserve(80 * 1024, "decode", captured=64, drafts=4), 32),
-    (reserve(80 * 1024, "decode"), 32),
-]
-DRAFTS: Pins = [
-    ({"num_draft_tokens": 3, "candidate_steps": (2,)}, 3),
-    ({"num_draft_tokens": 3, "candidate_steps": (4,)}, 5),
-    ({"num_draft_tokens": 3, "candidate_steps": (1, 3, 7)}, 8),
-    ({"num_draft_tokens": 3, "candidate_steps": ()}, 3),
-    ({"num_draft_tokens": None, "candidate_steps": (4,)}, None),
+    (reserve(), (None,), 0),
+    (reserve(), (80 * 1024,), 1024),
+    (reserve(tokens=1024), (80 * 1024,), 128),
+    (reserve(), (4 * 1024,), 512),
+    (reserve("decode", rows=32), (80 * 1024,), 4),
+    (reserve("decode", captured=64, drafts=4), (80 * 1024,), 32),
+    (reserve("decode"), (80 * 1024,), 32),
+    ({**reserve("decode"), "cuda_graph_config": None}, (80 * 1024,), 32),
 ]
 
+
+def drafts(tokens: int | None, adaptive: bool = False) -> dict[str, Any]:
+    return {
+        "speculative_num_draft_tokens": tokens,
+        "speculative_adaptive": adaptive,
+        "speculative_adaptive_config": None,
+    }
+
+
+DRAFTS: Pins = [
+    (drafts(3), (), 3),
+    (drafts(3, adaptive=True), (), 8),
+    (drafts(9, adaptive=True), (), 9),
+    (drafts(None, adaptive=True), (), None),
+]
+
+
+def declared(name: str) -> Callable[..., Any]:
+    """The rule of a derived name, as publish calls it."""
+    derived = DERIVED["exec.mamba"][name]
+
+    def ask(config: Any) -> Any:
+        return derived.compute(**{given: getattr(config, given) for given in derived.inputs})
+
+    return ask
+
+
 RULES: dict[str, tuple[Callable[..., Any], Pins]] = {
-    "extra_buffer": (predicates.mamba_extra_buffer, EXTRA_BUFFER),
-    "extra_buffer_lazy": (predicates.mamba_extra_buffer_lazy, EXTRA_BUFFER_LAZY),
-    "mamba_chunk": (predicates.mamba_chunk_size, MAMBA_CHUNK),
-    "attention_backends": (predicates.attention_backend_pair, BACKENDS),
-    "prefill_ceiling": (predicates.prefill_token_ceiling, CEILING),
-    "transfer_engine": (predicates.uses_transfer_engine, TRANSFER),
-    "activation_reserve": (predicates.activation_reserve_mb, RESERVE),
-    "draft_bound": (predicates.max_draft_tokens, DRAFTS),
+    "extra_buffer": (declared("enable_mamba_extra_buffer"), EXTRA_BUFFER),
+    "extra_buffer_lazy": (declared("enable_mamba_extra_buffer_lazy"), EXTRA_BUFFER_LAZY),
+    "mamba_chunk": (mamba_cache_chunk_size, MAMBA_CHUNK),
+    "attention_backends": (attention_backends_of, BACKENDS),
+    "prefill_ceiling": (max_prefill_buffer_tokens, CEILING),
+    "transfer_engine": (remote_instance_transfer_engine_of, TRANSFER),
+    "activation_reserve": (pre_capture_activation_reserve_mb_of, RESERVE),
+    "draft_bound": (max_speculative_num_draft_tokens_of, DRAFTS),
 }
 
 
 def failures(rule: Callable[..., Any], pins: Pins) -> list[dict[str, Any]]:
     return [
-        given
-        for given, wanted in pins
-        if (answer := rule(**given)) != wanted or type(answer) is not type(wanted)
+        fields
+        for fields, arguments, wanted in pins
+        if (answer := rule(SimpleNamespace(**fields), *arguments)) != wanted
+        or type(answer) is not type(wanted)
     ]
 
 
@@ -169,13 +203,13 @@ def test_the_rule_answers_its_pinned_values(name):
 def test_a_constant_would_not_pass(name):
     """Whatever single answer is planted for the rule, some pin notices."""
     _, pins = RULES[name]
-    for _, planted in pins:
-        assert failures(lambda planted=planted, **_: planted, pins)
+    for _, _, planted in pins:
+        assert failures(lambda *_, planted=planted: planted, pins)
 
 
 def test_a_config_that_is_no_json_is_named():
     with pytest.raises(ValueError, match="--modelexpress-config is not JSON"):
-        predicates.uses_transfer_engine(**engine("remote_instance", "modelexpress", "{"))
+        remote_instance_transfer_engine_of(SimpleNamespace(**engine("remote_instance", "modelexpress", "{")))
 
 
 # Over a record: declared results count, and the record is handed to a provider.
@@ -197,17 +231,6 @@ def test_a_seeded_chunk_stands_for_the_rule():
     record = ServerArgs(model_path="m")
     record.__dict__["_mamba_cache_chunk_size"] = 32
     assert mamba_cache_chunk_size(record) == 32
-
-
-def test_the_graph_config_bounds_a_decode_server():
-    shape = SimpleNamespace(
-        **ceiling(8192, 16384, False, 1),
-        disaggregation_mode="decode",
-        max_running_requests=None,
-        speculative_num_draft_tokens=None,
-        cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(max_bs=64)),
-    )
-    assert pre_capture_activation_reserve_mb_of(shape, 80 * 1024) == 8
 
 
 def test_one_provider_has_the_last_word_about_the_ceiling(monkeypatch):

@@ -7,8 +7,8 @@ register_cpu_ci(est_time=3, suite="unit-cpu")
 import pytest
 
 from sglang.srt.arg_groups.arg_utils import Arg, Leaf, strip_optional
-from sglang.srt.arg_groups.cuda_graph_config import CudaGraphConfig
 from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.fields.exec_ import CudaGraphConfig
 from sglang.srt.arg_groups.supported import is_served, refusal, refuse_unserved
 from sglang.srt.server_args import ServerArgs
 

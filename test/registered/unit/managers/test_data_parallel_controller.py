@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sglang.srt.arg_groups.choices import LOAD_BALANCE_METHODS
 from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.fields.choices import LOAD_BALANCE_METHODS
 from sglang.srt.managers.data_parallel_controller import _MEASURES, DataParallelController
 from sglang.srt.messages import io_struct
 from sglang.srt.processes import wire

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sglang.srt import runtime_context
-from sglang.srt.arg_groups import overrides, predicates, prefill_buffer_ceiling
+from sglang.srt.arg_groups import overrides, prefill_buffer_ceiling
 from sglang.srt.arg_groups.model_override_base import resolving_view
 from sglang.srt.runtime_context import get_parallel, get_schedule, publish
 from sglang.srt.server_args import ServerArgs
@@ -22,10 +22,9 @@ _SEED = "remote_instance_weight_loader_start_seed_via_transfer_engine"
 
 Pin = tuple[dict[str, Any], tuple[Any, ...], Any]
 
-#: rule -> (what is asked of a record, what is asked of the published context, (fields, arguments, answer)...)
-PINS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[Pin]]] = {
-    "prefill_token_ceiling": (
-        overrides.max_prefill_buffer_tokens,
+#: rule over a record -> (what is asked of the published context, (fields, arguments, answer)...)
+PINS: dict[str, tuple[Callable[..., Any], list[Pin]]] = {
+    "max_prefill_buffer_tokens": (
         runtime_context.max_prefill_buffer_tokens,
         [
             ({"chunked_prefill_size": 4096}, (), 4096),
@@ -34,8 +33,7 @@ PINS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[Pin]]] = {
             ({"chunked_prefill_size": 8192, "enable_dynamic_chunking": True, "pp_size": 1}, (), 8192),
         ],
     ),
-    "attention_backend_pair": (
-        overrides.attention_backends_of,
+    "attention_backends_of": (
         runtime_context.attention_backends,
         [
             ({}, (), (None, None)),
@@ -44,8 +42,7 @@ PINS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[Pin]]] = {
             ({"prefill_attention_backend": "fa3"}, (), ("fa3", None)),
         ],
     ),
-    "uses_transfer_engine": (
-        overrides.remote_instance_transfer_engine_of,
+    "remote_instance_transfer_engine_of": (
         runtime_context.remote_instance_transfer_engine_enabled,
         [
             ({}, (), False),
@@ -62,8 +59,7 @@ PINS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[Pin]]] = {
             ),
         ],
     ),
-    "activation_reserve_mb": (
-        overrides.pre_capture_activation_reserve_mb_of,
+    "pre_capture_activation_reserve_mb_of": (
         runtime_context.pre_capture_activation_reserve_mb,
         [
             ({"chunked_prefill_size": 8192}, (None,), 0),
@@ -85,12 +81,12 @@ PINS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[Pin]]] = {
 
 def _check(rule: str) -> None:
     """Every pin of one rule, on the record, on both views of it and on the published context."""
-    of_record, of_context, pins = PINS[rule]
+    of_context, pins = PINS[rule]
     for fields, arguments, answer in pins:
         record = ServerArgs(model_path="dummy", **fields)
         publish(record, role="test")
         for config in (record, overrides.resolved_view(record), resolving_view(record)):
-            assert of_record(config, *arguments) == answer, (fields, arguments)
+            assert getattr(overrides, rule)(config, *arguments) == answer, (fields, arguments)
         assert of_context(*arguments) == answer, (fields, arguments)
 
 
@@ -103,22 +99,20 @@ def test_the_pinned_answers_hold_on_both_tiers(rule: str) -> None:
 def test_a_constant_in_place_of_the_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agreement of two tiers proves nothing when both answer a constant. Each pinned answer is planted in
     turn."""
-    for _, _, answer in PINS[rule][2]:
-        monkeypatch.setattr(predicates, rule, lambda *args, _answer=answer, **kwargs: _answer)
+    for _, _, answer in PINS[rule][1]:
+        monkeypatch.setattr(overrides, rule, lambda *args, _answer=answer, **kwargs: _answer)
         with pytest.raises(AssertionError):
             _check(rule)
 
 
-def test_both_tiers_ask_the_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second spelling of a rule in either tier would not see what is planted here."""
-    for rule, (of_record, of_context, pins) in PINS.items():
+def test_the_published_tier_asks_the_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second spelling of a rule would not see what is planted here."""
+    for rule, (of_context, pins) in PINS.items():
         planted = object()
         fields, arguments, _ = pins[0]
-        record = ServerArgs(model_path="dummy", **fields)
-        publish(record, role="test")
+        publish(ServerArgs(model_path="dummy", **fields), role="test")
         with monkeypatch.context() as patch:
-            patch.setattr(predicates, rule, lambda *args, _planted=planted, **kwargs: _planted)
-            assert of_record(record, *arguments) is planted
+            patch.setattr(overrides, rule, lambda *args, _planted=planted, **kwargs: _planted)
             assert of_context(*arguments) is planted
 
 

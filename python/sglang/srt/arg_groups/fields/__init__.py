@@ -1,8 +1,10 @@
 """All declared fields in one table, built from the namespace classes.
 
-Read by the record, the parser, the bags and the docs: ``LEAVES`` by name, ``DERIVED`` by namespace and name,
-``INPUTS`` by name. Must not hold a field of its own.
+Read by the record, the parser, the bags and the docs: `LEAVES` by name, `DERIVED` by namespace and name,
+`INPUTS` by name; `Fields` is the type of whatever answers for all of them. Must not hold a field of its own.
 """
+
+from typing import Any
 
 from sglang.srt.arg_groups.arg_utils import Derived, Input, Leaf, Namespace, derived_of, leaves_of
 from sglang.srt.arg_groups.fields import exec_, parallel
@@ -18,9 +20,10 @@ from sglang.srt.arg_groups.fields.schedule import Schedule
 from sglang.srt.arg_groups.fields.serving import Serving
 from sglang.srt.arg_groups.fields.spec import Spec
 
-__all__ = ["DERIVED", "INPUTS", "LEAVES", "NAMESPACES", "leaves_in"]
+__all__ = ["DERIVED", "Fields", "INPUTS", "LEAVES", "NAMESPACES", "leaves_in"]
 
-_CLASSES: tuple[type[Namespace], ...] = (
+
+class Fields(
     Model,
     Serving,
     Schedule,
@@ -41,16 +44,20 @@ _CLASSES: tuple[type[Namespace], ...] = (
     Disagg,
     Mm,
     Observability,
-)
+):
+    """Every declared field under its own name: the type of the record and of the views of it."""
+
+
+_CLASSES = [cls for cls in Fields.__bases__ if issubclass(cls, Namespace)]
 
 #: Dotted namespace -> the class that declares it.
 NAMESPACES: dict[str, type[Namespace]] = {cls.NAMESPACE: cls for cls in _CLASSES}
 
 
-def _collect() -> tuple[dict[str, Leaf], dict[str, dict[str, Derived]]]:
+def _collect() -> tuple[dict[str, Leaf], dict[str, dict[str, Derived[Any]]]]:
     """Leaf names are unique over all namespaces, since overrides and flags take bare names."""
     leaves: dict[str, Leaf] = {}
-    derived: dict[str, dict[str, Derived]] = {}
+    derived: dict[str, dict[str, Derived[Any]]] = {}
     for cls in _CLASSES:
         for name, leaf in leaves_of(cls).items():
             if name in leaves:

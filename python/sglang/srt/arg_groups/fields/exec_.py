@@ -7,10 +7,10 @@ other fields are declared beside them as ``Derived``.
 from collections.abc import Mapping
 from typing import Any
 
-from sglang.srt.arg_groups import choices
+import msgspec
+
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Derived, Input, Namespace
-from sglang.srt.arg_groups.cuda_graph_config import CudaGraphConfig
-from sglang.srt.arg_groups.predicates import mamba_extra_buffer, mamba_extra_buffer_lazy
+from sglang.srt.arg_groups.fields import choices
 
 _NATIVE = "use torch_native"
 _NO_GRAPH = "leave it out: steps run without recorded graphs on this device"
@@ -43,6 +43,21 @@ class Kernel(Namespace, ns=NS("exec.kernel")):
         ),
     ] = None
     triton_attention_num_kv_splits: A[int, Arg(help="Split of the cache in Triton decode.", at_least=1)] = 8
+
+
+class PhaseGraphConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Graph settings of one phase, decode or prefill; None means "not said here"."""
+
+    backend: str | None = None
+    max_bs: int | None = None
+    bs: list[int] | None = None
+
+
+class CudaGraphConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The value of `--cuda-graph-config`."""
+
+    decode: PhaseGraphConfig = PhaseGraphConfig()
+    prefill: PhaseGraphConfig = PhaseGraphConfig()
 
 
 class Graph(Namespace, ns=NS("exec.graph")):
@@ -113,6 +128,15 @@ class Comm(Namespace, ns=NS("exec.comm")):
     ] = False
 
 
+def _extra_buffer(*, disable_radix_cache: bool, mamba_radix_cache_strategy: str) -> bool:
+    """A second state slot only makes sense while prefixes are cached at all."""
+    return not disable_radix_cache and mamba_radix_cache_strategy in ("extra_buffer", "extra_buffer_lazy")
+
+
+def _extra_buffer_lazy(*, disable_radix_cache: bool, mamba_radix_cache_strategy: str) -> bool:
+    return not disable_radix_cache and mamba_radix_cache_strategy == "extra_buffer_lazy"
+
+
 class Mamba(Namespace, ns=NS("exec.mamba")):
     mamba_radix_cache_strategy: A[
         str,
@@ -126,12 +150,12 @@ class Mamba(Namespace, ns=NS("exec.mamba")):
     enable_mamba_extra_buffer = Derived(
         "A second state slot per request is kept for the prefix cache.",
         ("disable_radix_cache", "mamba_radix_cache_strategy"),
-        mamba_extra_buffer,
+        _extra_buffer,
     )
     enable_mamba_extra_buffer_lazy = Derived(
         "That slot is taken only when a prefix is really cached.",
         ("disable_radix_cache", "mamba_radix_cache_strategy"),
-        mamba_extra_buffer_lazy,
+        _extra_buffer_lazy,
     )
 
 
@@ -193,6 +217,20 @@ class Offload(Namespace, ns=NS("exec.offload")):
     cpu_offload_gb: A[
         int, Arg(help="GB of weights kept in host memory.", at_least=0, instead="leave it out on CPU")
     ] = 0
+
+
+class Exec:
+    """What `get_exec()` answers: its parts, each a namespace of its own."""
+
+    kernel: Kernel
+    graph: Graph
+    features: Features
+    deterministic: Deterministic
+    comm: Comm
+    mamba: Mamba
+    moe: Moe
+    overlap: Overlap
+    offload: Offload
 
 
 def _no_graphs(value: bool, stated: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 Read through ``get_memory()``. Declarations only: name, type, default, help and what this build serves.
 """
 
-from sglang.srt.arg_groups import choices
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace
+from sglang.srt.arg_groups.fields import choices
 
 _NO_TIER = "leave it out: keys and values live in one pool, tiers behind it come later"
 

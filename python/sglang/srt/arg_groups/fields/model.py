@@ -3,8 +3,8 @@
 Read through ``get_model()``. Declarations only: name, type, default, help and what this build serves.
 """
 
-from sglang.srt.arg_groups import choices
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace
+from sglang.srt.arg_groups.fields import choices
 
 _NO_DRAFT_FORMAT = "convert the checkpoint to safetensors or GGUF and use --load-format auto"
 _LOCAL_ONLY = "download the revision you want and give its folder as --model-path"

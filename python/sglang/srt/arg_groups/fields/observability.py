@@ -3,8 +3,8 @@
 Read through ``get_observability()``. Declarations only: name, type, default, help and what this build serves.
 """
 
-from sglang.srt.arg_groups import choices
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace
+from sglang.srt.arg_groups.fields import choices
 
 _NO_METRICS = "leave it out and read the log lines: metrics come later"
 _NO_TRACE = "leave it out: traces come later"

@@ -8,8 +8,8 @@ in ``runtime_context/widths.py``.
 from collections.abc import Mapping
 from typing import Any
 
-from sglang.srt.arg_groups import choices
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Derived, Input, Namespace
+from sglang.srt.arg_groups.fields import choices
 
 _STAGES = "leave it out: pipeline stages come later; --tp-size N spreads a model over ranks"
 _EXPERTS = "leave it out: experts come later; --tp-size N spreads a model over ranks"
@@ -180,16 +180,16 @@ class Parallel(Namespace, ns=NS("parallel")):
     ] = None
 
     # What the leaves decide. Not annotated: never in the record.
-    attn_dp_size = Derived(
+    attn_dp_size = Derived[int](
         "Attention data-parallel replicas inside the tensor group.", ("enable_dp_attention", "dp_size")
     )
-    attn_tp_size = Derived(
+    attn_tp_size = Derived[int](
         "Tensor width of attention.", ("tp_size", "enable_dp_attention", "dp_size", "attn_cp_size")
     )
-    moe_ep_size = Derived("Expert-parallel width.", ("ep_size",))
-    moe_tp_size = Derived("Tensor width inside one expert.", ("tp_size", "ep_size", "moe_dp_size"))
-    dcp_enabled = Derived("Whether one sequence's cache is striped.", ("dcp_size",))
-    attn_dcp_size = Derived("Ranks over which one sequence's cache is striped.", ("dcp_size",))
+    moe_ep_size = Derived[int]("Expert-parallel width.", ("ep_size",))
+    moe_tp_size = Derived[int]("Tensor width inside one expert.", ("tp_size", "ep_size", "moe_dp_size"))
+    dcp_enabled = Derived[bool]("Whether one sequence's cache is striped.", ("dcp_size",))
+    attn_dcp_size = Derived[int]("Ranks over which one sequence's cache is striped.", ("dcp_size",))
 
 
 def _attention_data_parallel(value: int, stated: Mapping[str, Any]) -> dict[str, Any]:

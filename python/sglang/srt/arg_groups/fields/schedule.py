@@ -3,8 +3,8 @@
 Read through ``get_schedule()``. Declarations only: name, type, default, help and what this build serves.
 """
 
-from sglang.srt.arg_groups import choices
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace
+from sglang.srt.arg_groups.fields import choices
 
 _NO_PRIORITY = "leave it out: requests are taken in the order of --schedule-policy"
 

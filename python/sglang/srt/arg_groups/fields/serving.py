@@ -5,8 +5,8 @@ Read through ``get_serving()``. Declarations only: name, type, default, help and
 
 from typing import Any
 
-from sglang.srt.arg_groups import choices
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace
+from sglang.srt.arg_groups.fields import choices
 from sglang.srt.constants import DEFAULT_HOST, DEFAULT_PORT
 
 _NO_PARSER = "leave it out and read the raw text: output parsers come later"

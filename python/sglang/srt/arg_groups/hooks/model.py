@@ -7,7 +7,7 @@ Must not read a weight.
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.model_override_base import ResolvingView
-from sglang.srt.arg_groups.predicates import attn_dp_size
+from sglang.srt.arg_groups.replicas import attn_dp_size
 from sglang.srt.arg_groups.supported import refusal
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.sampling.sampling_params import SamplingParams

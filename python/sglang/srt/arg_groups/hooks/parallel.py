@@ -7,7 +7,7 @@ is checked here, so that the operator reads flags and not names of quotients.
 import logging
 
 from sglang.srt.arg_groups.model_override_base import ResolvingView
-from sglang.srt.arg_groups.predicates import attn_dp_size, num_worlds
+from sglang.srt.arg_groups.replicas import attn_dp_size, num_worlds
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ record and what was declared beside it. Must not hold a rule of its own.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from sglang.srt.arg_groups.hooks.device import resolve_device
 from sglang.srt.arg_groups.hooks.dtype import resolve_dtype
@@ -45,7 +44,7 @@ HOOKS: tuple[Hook, ...] = (
 )
 
 
-def resolve(record: Any) -> None:
+def resolve(record: object) -> None:
     """Decide every open field of this record, once; ValueError for what the operator must change.
 
     A refused record keeps exactly the declarations it came with.
@@ -57,12 +56,12 @@ def resolve(record: Any) -> None:
     mark_resolved(record)
 
 
-def resolve_layout(record: Any) -> None:
+def resolve_layout(record: object) -> None:
     """Decide and check only what places the ranks: no model, no device. For the placement printer."""
     _run(LAYOUT_HOOKS, record_of(record))
 
 
-def _run(hooks: tuple[Hook, ...], record: Any) -> None:
+def _run(hooks: tuple[Hook, ...], record: object) -> None:
     before = declared_provenance(record)
     view = resolving_view(record)
     try:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sglang.srt.arg_groups.choices import MOE_A2A_BACKENDS
+from sglang.srt.arg_groups.fields.choices import MOE_A2A_BACKENDS
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.runtime_context import get_exec, get_flags, get_forward, get_parallel
 

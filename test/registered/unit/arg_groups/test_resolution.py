@@ -18,16 +18,24 @@ from sglang.srt.arg_groups.hooks import dtype as dtype_hook
 from sglang.srt.arg_groups.hooks import pipeline
 from sglang.srt.arg_groups.hooks import values as values_hook
 from sglang.srt.arg_groups.hooks.pipeline import resolve
-from sglang.srt.arg_groups.hooks.schedule import default_rows
+from sglang.srt.arg_groups.hooks.schedule import default_max_running_requests
 from sglang.srt.arg_groups.overrides import (
     declare,
     declared_provenance,
-    declared_results,
     is_resolved,
-    provenance_of,
     resolution_result,
 )
 from sglang.srt.server_args import ServerArgs, pack_server_args, unpack_server_args
+
+
+def decided(record):
+    """What was decided beside the record: name -> value."""
+    return {item.name: item.value for item in declared_provenance(record)}
+
+
+def decided_by(record, name):
+    """Who decided a field; None where nobody did, so that the record's own value stands."""
+    return {item.name: item.source for item in declared_provenance(record)}.get(name)
 
 
 def result(record, name):
@@ -36,7 +44,7 @@ def result(record, name):
 
 def test_what_nobody_said_is_decided_and_signed(resolved, model_folder):
     record = resolved()
-    decided = {
+    expected = {
         "device": "cpu",
         "context_length": 512,
         "tokenizer_path": str(model_folder),
@@ -52,9 +60,9 @@ def test_what_nobody_said_is_decided_and_signed(resolved, model_folder):
         "served_model_name": str(model_folder),
         "cuda_graph_backend_decode": "disabled",
     }
-    assert {name: result(record, name) for name in decided} == decided
-    assert provenance_of(record, "page_size") == "schedule_hook"
-    assert provenance_of(record, "context_length") == "model_hook"
+    assert {name: result(record, name) for name in expected} == expected
+    assert decided_by(record, "page_size") == "schedule_hook"
+    assert decided_by(record, "context_length") == "model_hook"
     assert all(item.source.endswith("_hook") for item in declared_provenance(record))
 
 
@@ -63,15 +71,15 @@ def test_every_resolved_field_still_holds_what_the_operator_said(model_folder):
     record = ServerArgs(model_path=str(model_folder), dtype="half", enable_dp_attention=True)
     said = {name: getattr(record, name) for name in LEAVES}
     resolve(record)
-    decided = declared_results(record)
-    assert set(decided) >= {"dtype", "enable_dp_attention", "device", "random_seed"}
+    results = decided(record)
+    assert set(results) >= {"dtype", "enable_dp_attention", "device", "random_seed"}
     for name in LEAVES:
         assert getattr(record, name) is said[name], name
-    assert all(value != said[name] for name, value in decided.items())
+    assert all(value != said[name] for name, value in results.items())
 
 
 def test_only_resolvable_fields_are_decided(resolved):
-    assert all(LEAVES[name].arg.resolvable for name in declared_results(resolved()))
+    assert all(LEAVES[name].arg.resolvable for name in decided(resolved()))
 
 
 def test_what_the_operator_said_stays(resolved):
@@ -88,7 +96,7 @@ def test_what_the_operator_said_stays(resolved):
     }
     record = resolved(**said)
     assert {name: result(record, name) for name in said} == said
-    assert {provenance_of(record, name) for name in said} == {"operator"}
+    assert {decided_by(record, name) for name in said} == {None}
 
 
 def test_a_record_is_resolved_once(resolved):
@@ -160,11 +168,11 @@ def test_a_served_gpu_is_chosen_where_there_is_one(monkeypatch):
     assert device_hook.best_served_device() == "cpu"
 
 
-def test_default_rows_are_bounded_by_slot_table_and_pool():
-    assert default_rows(512, None) == 256
-    assert default_rows(131072, None) == 64
-    assert default_rows(1 << 30, None) == 16
-    assert default_rows(512, 10) == 10
+def test_default_max_running_requests_are_bounded_by_slot_table_and_pool():
+    assert default_max_running_requests(512, None) == 256
+    assert default_max_running_requests(131072, None) == 64
+    assert default_max_running_requests(1 << 30, None) == 16
+    assert default_max_running_requests(512, 10) == 10
 
 
 @pytest.mark.parametrize(

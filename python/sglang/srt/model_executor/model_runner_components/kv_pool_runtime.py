@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from sglang.srt.arg_groups.hooks.schedule import default_rows
+from sglang.srt.arg_groups.hooks.schedule import default_max_running_requests
 from sglang.srt.constants import CPU_KV_POOL_MAX_BYTES, CPU_KV_POOL_SHARE, LOAD_TIMEOUT_S
 from sglang.srt.layers.attention.base_attn_backend import KVLayout, KVSpec
 from sglang.srt.mem_cache.allocator import SlotAllocator, make_slot_allocator
@@ -134,7 +134,9 @@ def make_kv_pools(
     """Size and make the pools of this rank from the published flags and what all ranks can afford."""
     schedule, parallel = get_schedule(), get_parallel()
     page_size = schedule.page_size or 1
-    wanted_rows = schedule.max_running_requests or default_rows(context_len, schedule.max_total_tokens)
+    wanted_rows = schedule.max_running_requests or default_max_running_requests(
+        context_len, schedule.max_total_tokens
+    )
     rows = requests_per_replica(wanted_rows, parallel.attn_dp_size)
     if parallel.attn_dp_size > 1:
         logger.info(

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sglang.srt.arg_groups.cli import build_parser
+from sglang.srt.arg_groups.parsing.cli import build_parser
 from sglang.srt.placement.picture import draw
 from sglang.srt.placement.plan import plan_from_flags
 from sglang.srt.placement.table import as_json, as_text

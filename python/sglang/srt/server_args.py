@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
-from sglang.srt.arg_groups.cli import parse_command_line
 from sglang.srt.arg_groups.fields import LEAVES, Fields
 from sglang.srt.arg_groups.overrides import remote_instance_transfer_engine_of
+from sglang.srt.arg_groups.parsing.cli import parse_command_line
+from sglang.srt.arg_groups.parsing.spellings import deprecations, fields_from, stated_from
 from sglang.srt.arg_groups.public_values import short_description
-from sglang.srt.arg_groups.spellings import deprecations, fields_from, stated_from
 from sglang.srt.arg_groups.transport import pack_configuration, unpack_configuration
 
 __all__ = [

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.arg_groups.cli import parse_command_line
 from sglang.srt.arg_groups.hooks.pipeline import resolve_layout
+from sglang.srt.arg_groups.parsing.cli import parse_command_line
 from sglang.srt.arg_groups.replicas import num_worlds
 from sglang.srt.distributed.group_layout import GroupSizes, attn_dp_replicas, layout
 from sglang.srt.runtime_context.publication import Publication, SpawnRanks, build_publication

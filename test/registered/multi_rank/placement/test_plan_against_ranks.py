@@ -6,8 +6,8 @@ register_cpu_ci(est_time=12, suite="multi-rank-cpu")
 
 from typing import Any
 
-from sglang.srt.arg_groups.cli import parse_command_line
 from sglang.srt.arg_groups.hooks.pipeline import resolve_layout
+from sglang.srt.arg_groups.parsing.cli import parse_command_line
 from sglang.srt.distributed import parallel_state
 from sglang.srt.placement.plan import plan_from_flags
 from sglang.srt.placement.table import as_json

@@ -10,7 +10,7 @@ import pytest
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Derived, Namespace, derived_of, leaves_of
 from sglang.srt.arg_groups.fields import DERIVED, INPUTS, LEAVES, NAMESPACES, leaves_in
 from sglang.srt.arg_groups.fields.parallel import Parallel
-from sglang.srt.arg_groups.spellings import SPELLINGS
+from sglang.srt.arg_groups.parsing.spellings import SPELLINGS
 from sglang.srt.server_args import ServerArgs
 
 

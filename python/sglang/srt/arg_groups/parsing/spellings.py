@@ -14,7 +14,7 @@ import msgspec
 
 from sglang.srt.arg_groups.arg_utils import Input, Leaf, strip_optional
 from sglang.srt.arg_groups.fields import INPUTS, LEAVES
-from sglang.srt.arg_groups.human_int import parse_human_int
+from sglang.srt.arg_groups.parsing.human_int import parse_human_int
 
 
 def _index() -> dict[str, Leaf | Input]:

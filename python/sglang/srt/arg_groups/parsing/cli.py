@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args
 
 from sglang.srt.arg_groups.arg_utils import Input, Leaf, strip_optional
-from sglang.srt.arg_groups.config_file import read_config_file
 from sglang.srt.arg_groups.fields import INPUTS, LEAVES, NAMESPACES
-from sglang.srt.arg_groups.human_int import parse_human_int
-from sglang.srt.arg_groups.spellings import SPELLINGS, deprecations, fields_from, nearest, parse_json
+from sglang.srt.arg_groups.parsing.config_file import read_config_file
+from sglang.srt.arg_groups.parsing.human_int import parse_human_int
+from sglang.srt.arg_groups.parsing.spellings import SPELLINGS, deprecations, fields_from, nearest, parse_json
 
 _CONFIG_FLAG = "--config"
 

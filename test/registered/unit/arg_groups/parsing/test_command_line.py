@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from sglang.srt.arg_groups.cli import build_parser
 from sglang.srt.arg_groups.fields import LEAVES
-from sglang.srt.arg_groups.human_int import parse_human_int
+from sglang.srt.arg_groups.parsing.cli import build_parser
+from sglang.srt.arg_groups.parsing.human_int import parse_human_int
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 

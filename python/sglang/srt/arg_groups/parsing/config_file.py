@@ -6,7 +6,7 @@ Read by the parser only. Must not expand or resolve anything: it hands back what
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.arg_groups.spellings import stated_from
+from sglang.srt.arg_groups.parsing.spellings import stated_from
 
 
 def read_config_file(path: str) -> dict[str, Any]:

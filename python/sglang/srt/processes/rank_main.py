@@ -11,6 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from setproctitle import setproctitle
+
 from sglang.srt.arg_groups.public_values import common_values
 from sglang.srt.arg_groups.transport import unpack_configuration
 from sglang.srt.constants import LOAD_TIMEOUT_S
@@ -18,7 +20,6 @@ from sglang.srt.messages import io_struct
 from sglang.srt.processes.cpu_binding import bind_to, cores_of_rank
 from sglang.srt.processes.heartbeat import Heartbeat
 from sglang.srt.processes.model_files import published_model_config, published_tokenizer
-from sglang.srt.processes.process_title import set_process_title
 from sglang.srt.processes.rank_config import RankConfig
 from sglang.srt.processes.rank_life import RankLife, leave
 from sglang.srt.processes.wire import RankChannel
@@ -46,7 +47,8 @@ def main(argv: list[str]) -> int:
     )
     ranks = _rank_suffix()
     configure_logging(get_observability().log_level, ranks=ranks)
-    set_process_title("_".join(["sglang::scheduler", *ranks.split()]))
+    # What operators search `ps` and `top` for.
+    setproctitle("_".join(["sglang::scheduler", *ranks.split()]))
     starting = True
     try:
         cores = cores_of_rank(config.local_rank, config.ranks_on_host)

@@ -515,7 +515,7 @@ def test_a_heartbeat_tells_age_and_whether_a_forward_runs(
 
 def test_a_title_shows_in_the_process_list() -> None:
     code = (
-        "from sglang.srt.processes.process_title import set_process_title as t; t('sglang::scheduler_TP0');"
+        "from setproctitle import setproctitle as t; t('sglang::scheduler_TP0');"
         "print(open('/proc/self/cmdline').read().rstrip(chr(0)), open('/proc/self/comm').read())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

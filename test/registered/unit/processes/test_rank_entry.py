@@ -87,7 +87,7 @@ def test_the_spawned_device_is_the_one_that_the_context_names() -> None:
     with (
         patch.object(rank_main, "RankLife") as life,
         patch.object(rank_main, "configure_logging"),
-        patch.object(rank_main, "set_process_title"),
+        patch.object(rank_main, "setproctitle"),
         patch.object(rank_main, "cores_of_rank", side_effect=ValueError("far enough")),
         patch.object(rank_main, "report_failure"),
     ):

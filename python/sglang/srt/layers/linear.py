@@ -17,7 +17,7 @@ from sglang.srt.distributed.communication_op import (
     attention_tensor_parallel_all_reduce,
     tensor_model_parallel_all_reduce,
 )
-from sglang.srt.layers.quantization.base_config import LinearMethod
+from sglang.srt.layers.quantization.base_config import LinearMethod, StoredWeight
 from sglang.srt.layers.weights.head_share import AxisShare, HeadShare
 from sglang.srt.layers.weights.parameter import LoadableParameter, Place
 from sglang.srt.runtime_context import get_parallel
@@ -41,6 +41,9 @@ class ColumnParallelLinear(nn.Module):
     divide, or as `shares` says.
     """
 
+    weight: LoadableParameter
+    stored: StoredWeight
+
     def __init__(
         self,
         in_features: int,
@@ -53,7 +56,6 @@ class ColumnParallelLinear(nn.Module):
         shares: Sequence[AxisShare] | None = None,
     ) -> None:
         super().__init__()
-        self.method = method
         if shares is None:
             rank, width = axis_place(axis)
             shares = [AxisShare.even(features, rank, width) for _, features in outputs]
@@ -69,7 +71,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = LoadableParameter(torch.empty(start, dtype=dtype), biases) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.method.apply(self, x, self.bias)
+        return self.stored.apply(x, self.bias)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
@@ -131,6 +133,9 @@ class RowParallelLinear(nn.Module):
     added the bias.
     """
 
+    weight: LoadableParameter
+    stored: StoredWeight
+
     def __init__(
         self,
         name: str,
@@ -146,7 +151,6 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.rank, self.width = axis_place(axis)
-        self.method = method
         self.axis = axis
         self.reduce_results = reduce_results
         share = AxisShare.even(in_features, self.rank, self.width) if share is None else share
@@ -157,8 +161,8 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.width == 1 or not self.reduce_results:
-            return self.method.apply(self, x, self.bias if self.rank == 0 else None)
-        partial = self.method.apply(self, x, None)
+            return self.stored.apply(x, self.bias if self.rank == 0 else None)
+        partial = self.stored.apply(x, None)
         if self.axis == "tp":
             out = tensor_model_parallel_all_reduce(partial)
         else:

@@ -17,6 +17,7 @@ from sglang.srt.distributed.communication_op import (
     tensor_model_parallel_all_gather,
 )
 from sglang.srt.layers.linear import Axis, axis_place
+from sglang.srt.layers.quantization.base_config import StoredWeight
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.weights.parameter import LoadableParameter, Place
 
@@ -48,9 +49,11 @@ class ParallelLMHead(nn.Module):
     whose ranks must all bring the same rows.
 
     `vocab_size` may be lowered later to the ids that a token stands for. A tied head shares the table of the
-    embedding if both are cut alike; else it holds its own part of the
-    same checkpoint tensor.
+    embedding if both are cut alike; else it holds its own part of the same checkpoint tensor.
     """
+
+    weight: LoadableParameter
+    stored: StoredWeight
 
     def __init__(
         self,
@@ -66,20 +69,23 @@ class ParallelLMHead(nn.Module):
         rank, self.width = axis_place(axis)
         self.axis = axis
         self.vocab_size = vocab_size
-        self.method = UnquantizedLinearMethod()
+        method = UnquantizedLinearMethod()
         if tied_to is not None and (rank, self.width) == (tied_to.rank, tied_to.width):
-            self.stored = None
             table = tied_to.weight
             self.columns = table.shape[0] * self.width
-            table.on_filled = lambda: self.method.pack_shared(self, table.data)
+
+            def pack_table() -> None:
+                self.stored = method.pack(table.data)
+
+            table.on_filled = pack_table
             return
         tensor_name = f"{name}.weight" if tied_to is None else tied_to.tensor_name
         place = Place.shard(tensor_name, (vocab_size, hidden_size), dim=0, rank=rank, size=self.width)
         self.columns = place.share.room * self.width
-        self.method.create_weights(self, (place.share.room, hidden_size), [place], dtype)
+        method.create_weights(self, (place.share.room, hidden_size), [place], dtype)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.method.apply(self, hidden, None).float()
+        logits = self.stored.apply(hidden, None).float()
         if self.width > 1 and self.axis == "tp":
             logits = tensor_model_parallel_all_gather(logits, dim=-1)
         elif self.width > 1:

@@ -181,7 +181,7 @@ def parameter_bytes(model: torch.nn.Module) -> int:
         weight = module._parameters.get("weight")
         if weight is not None and weight.numel() == 0:  # it was packed, and lies in `stored` now
             packed: Any = module
-            total += packed.method.unpack(packed).nbytes
+            total += packed.stored.unpack().nbytes
     return total
 
 

@@ -50,7 +50,7 @@ def attention_of(qkv, o_proj, x):
     q_heads, kv_heads = qkv.num_heads, qkv.num_kv_heads
     heads = qkv(x).view(x.shape[0], q_heads + 2 * kv_heads, DIM)
     q, k, v = heads.split([q_heads, kv_heads, kv_heads], dim=1)
-    return o_proj.method.apply(o_proj, attend(q, k, v).flatten(1), None)
+    return o_proj.stored.apply(attend(q, k, v).flatten(1), None)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -162,7 +162,7 @@ def test_a_tied_head_that_is_cut_otherwise_reads_its_own_part_of_the_table():
         head = ParallelLMHead("h", 101, HIDDEN, dtype=DTYPE, tied_to=embedding, axis=axis)
         own = [p.shape for p in head.parameters()]
         reads = fill([*embedding.parameters(), *head.parameters()], {"e.weight": table})
-        return embedding.weight.data, head.method.unpack(head), own, reads.values["e.weight"]
+        return embedding.weight.data, head.stored.unpack(), own, reads.values["e.weight"]
 
     for rank, (mine, scored, own, read) in enumerate(on_ranks(4, lambda: build("tp"), **dp)):
         assert torch.equal(mine[: [51, 50][rank % 2]], table[51 * (rank % 2) :][:51])
@@ -178,9 +178,7 @@ def test_padding_is_zero_before_the_weight_is_packed(monkeypatch):
     """Also on a rank that holds padding only, and in memory that was not zero before."""
     monkeypatch.setattr(torch, "empty", lambda *size, dtype=None: torch.full(_flat(size), 7.0, dtype=dtype))
     seen = []
-    monkeypatch.setattr(
-        UnquantizedLinearMethod, "pack", lambda self, layer: seen.append(layer.weight.data.clone())
-    )
+    monkeypatch.setattr(UnquantizedLinearMethod, "pack", lambda self, weight: seen.append(weight.clone()))
     a = random(3, 4)
 
     def build():

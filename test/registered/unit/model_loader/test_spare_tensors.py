@@ -127,7 +127,7 @@ def test_ranks_hold_the_parts_of_the_head_in_the_file(tiny, width):
             checkpoint = open_checkpoint(ModelConfig.from_path(folder), "auto", torch.float32)
             model = model_class(checkpoint.config.architecture)(checkpoint.config, dtype=torch.float32)
             load_model(model, checkpoint, dtype=torch.float32)
-        parts.append(model.lm_head.method.unpack(model.lm_head))
+        parts.append(model.lm_head.stored.unpack())
     rows = torch.cat(parts)
     assert torch.equal(rows[:509], head) and not rows[509:].any()
 

@@ -92,7 +92,7 @@ def test_a_tied_model_needs_no_head_and_has_no_parameter_for_one(load):
     model = load(tie=True)
     assert "lm_head.weight" not in dict(model.named_parameters())
     table = model.model.embed_tokens.weight
-    assert torch.equal(model.lm_head.method.unpack(model.lm_head), table)
+    assert torch.equal(model.lm_head.stored.unpack(), table)
 
 
 def test_a_fused_weight_holds_its_parts_in_order(load):
@@ -104,7 +104,7 @@ def test_a_fused_weight_holds_its_parts_in_order(load):
     qkv = torch.cat([items[f"{prefix}self_attn.{p}_proj.weight"] for p in "qkv"])
     gate_up = torch.cat([items[f"{prefix}mlp.{p}_proj.weight"] for p in ("gate", "up")])
     for linear, expected in ((layer.self_attn.qkv_proj, qkv), (layer.mlp.gate_up_proj, gate_up)):
-        assert torch.equal(linear.method.unpack(linear), expected)
+        assert torch.equal(linear.stored.unpack(), expected)
 
 
 @pytest.mark.parametrize("rank, lines", [(0, 1), (1, 0)])

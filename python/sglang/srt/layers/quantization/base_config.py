@@ -1,43 +1,51 @@
 """Owns the seam between a linear layer and the stored form of its weight.
 
-Read by `layers/linear.py` and the vocabulary layers, implemented by the files beside this one. Nobody but the
-method may assume how a weight lies in memory: `weight` is row-major only until `pack` has run.
+Read by `layers/linear.py` and the vocabulary layers, implemented by the files beside this one. Nobody but a
+stored weight may assume how it lies in memory: `layer.weight` is row-major only until it is packed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 
-from sglang.srt.layers.weights.parameter import Place
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place
+
+
+class StoredWeight(ABC):
+    """A weight [out, in] in the form in which it is multiplied."""
+
+    @abstractmethod
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [rows, in] times the weight, plus bias: [rows, out] in the type of x."""
+
+    @abstractmethod
+    def unpack(self) -> torch.Tensor:
+        """The weight as row-major [out, in], for checks and weight updates."""
+
+
+class LinearLayer(Protocol):
+    """What a method sets on a layer: `weight` at once, `stored` when the weight is filled."""
+
+    weight: LoadableParameter
+    stored: StoredWeight
 
 
 class LinearMethod(ABC):
-    """Life of a weight: `create_weights`, the loader fills it, `pack` once, then `apply` any number of times.
-
-    `unpack` gives the row-major weight back at any time (checks and weight updates).
-    """
+    """How a layer's weight is loaded and stored; the layer multiplies with `layer.stored.apply`."""
 
     @abstractmethod
     def create_weights(
-        self, layer: Any, shape: tuple[int, int], places: Sequence[Place], dtype: torch.dtype
+        self, layer: LinearLayer, shape: tuple[int, int], places: Sequence[Place], dtype: torch.dtype
     ) -> None:
         """Give the layer a `weight` of this rank's shape [out, in] that packs itself when it is filled."""
 
     @abstractmethod
-    def pack(self, layer: Any) -> None:
-        """Bring the filled weight into the stored form; the row-major one may be given up."""
-
-    @abstractmethod
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [rows, in] times the stored weight, plus bias: [rows, out] in the type of x."""
-
-    @abstractmethod
-    def unpack(self, layer: Any) -> torch.Tensor:
-        """The weight as row-major [out, in]."""
+    def pack(self, weight: torch.Tensor) -> StoredWeight:
+        """The stored form of a filled row-major weight, which is left alone."""
 
 
 class QuantizationConfig(ABC):

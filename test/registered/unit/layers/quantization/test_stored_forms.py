@@ -7,20 +7,20 @@ import torch
 import torch.nn.functional as F
 
 from sglang.srt.layers.linear import ColumnParallelLinear, RowParallelLinear
-from sglang.srt.layers.quantization import unquant
-from sglang.srt.layers.quantization.unquant import (
-    BagForm,
-    PackedForm,
-    RowMajorForm,
-    SplitRowsForm,
-    TransposedForm,
-    UnquantizedConfig,
-    stored_form,
+from sglang.srt.layers.quantization import stored_forms
+from sglang.srt.layers.quantization.stored_forms import (
+    BagWeight,
+    PackedWeight,
+    RowMajorWeight,
+    SplitRowsWeight,
+    TransposedWeight,
+    fastest_form,
 )
+from sglang.srt.layers.quantization.unquant import UnquantizedConfig
 from sglang.test.test_utils import published_topology
 from sglang.test.weight_items import fill
 
-FORMS = [RowMajorForm(), PackedForm()]
+FORMS = [RowMajorWeight, PackedWeight]
 # What a 16-bit type may be off by: its own rounding of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -35,7 +35,7 @@ def random(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: type(form).__name__)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("rows", [1, 2, 16, 65])
 @pytest.mark.parametrize("bias", [False, True])
@@ -43,16 +43,16 @@ def test_every_form_multiplies_like_the_plain_product_in_double(form, dtype, row
     weight, x = random(96, 64, dtype=dtype), random(rows, 64, dtype=dtype, seed=1)
     offset = random(96, dtype=dtype, seed=2) if bias else None
     expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
-    out = form.apply(form.pack(weight), x, offset)
+    out = form(weight).apply(x, offset)
     assert out.dtype == dtype
     assert (out.double() - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max()
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: type(form).__name__)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_unpack_gives_every_bit_back(form, dtype):
     weight = random(50, 33, dtype=dtype)
-    assert torch.equal(form.unpack(form.pack(weight), dtype), weight)
+    assert torch.equal(form(weight).unpack(), weight)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def two_threads():
 
 
 @pytest.mark.parametrize(
-    "form", [TransposedForm(), SplitRowsForm(), BagForm()], ids=lambda form: type(form).__name__
+    "form", [TransposedWeight, SplitRowsWeight, BagWeight], ids=lambda form: form.__name__
 )
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_the_forms_for_single_rows_multiply_and_unpack(two_threads, form, dtype):
@@ -73,11 +73,11 @@ def test_the_forms_for_single_rows_multiply_and_unpack(two_threads, form, dtype)
         random(1, 40, dtype=dtype, seed=1),
         random(192, dtype=dtype),
     )
-    state = form.pack(weight)
-    assert torch.equal(form.unpack(state, dtype), weight)
+    stored = form(weight)
+    assert torch.equal(stored.unpack(), weight)
     for offset in (None, bias):
         expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
-        out = form.apply(state, x, offset)
+        out = stored.apply(x, offset)
         assert out.dtype == dtype
         assert (out.double() - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max()
 
@@ -85,46 +85,46 @@ def test_the_forms_for_single_rows_multiply_and_unpack(two_threads, form, dtype)
 @pytest.mark.parametrize(
     "dtype, rows, threads, expected",
     [
-        (torch.float32, 128, 1, TransposedForm),
-        (torch.float32, 128, 2, SplitRowsForm),
-        (torch.float32, 127, 2, TransposedForm),  # does not divide among the threads
-        (torch.bfloat16, 128, 2, BagForm),
+        (torch.float32, 128, 1, TransposedWeight),
+        (torch.float32, 128, 2, SplitRowsWeight),
+        (torch.float32, 127, 2, TransposedWeight),  # does not divide among the threads
+        (torch.bfloat16, 128, 2, BagWeight),
         (torch.bfloat16, 100, 2, type(None)),  # does not divide into bags
         (torch.float32, 256, 2, type(None)),  # too large for a second form
-        (torch.bfloat16, 256, 2, BagForm),
+        (torch.bfloat16, 256, 2, BagWeight),
     ],
 )
 def test_a_packed_weight_keeps_a_form_for_single_rows_where_it_pays(
     monkeypatch, dtype, rows, threads, expected
 ):
-    monkeypatch.setattr(unquant, "_SINGLE_ROW_BYTES", 128 * 64 * 4)
+    monkeypatch.setattr(stored_forms, "_SINGLE_ROW_BYTES", 128 * 64 * 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     weight, x = random(rows, 64, dtype=dtype), random(1, 64, dtype=dtype, seed=1)
-    state = PackedForm().pack(weight)
-    assert isinstance(state.single, expected)
-    out = PackedForm().apply(state, x, None)
+    stored = PackedWeight(weight)
+    assert isinstance(stored.single, expected)
+    out = stored.apply(x, None)
     wide = F.linear(x.double(), weight.double())
     assert (out.double() - wide).abs().max() < TOLERANCE[dtype] * wide.abs().max()
 
 
 def test_16_bit_weights_are_widened_only_where_the_processor_cannot_multiply_them(monkeypatch):
     cpu = torch.device("cpu")
-    monkeypatch.setattr(unquant, "cpu_has_bf16", lambda: True)
-    assert isinstance(stored_form(torch.bfloat16, cpu), RowMajorForm)
-    monkeypatch.setattr(unquant, "cpu_has_bf16", lambda: False)
-    assert isinstance(stored_form(torch.bfloat16, cpu), PackedForm)
-    assert isinstance(stored_form(torch.bfloat16, torch.device("cuda")), RowMajorForm)
+    monkeypatch.setattr(stored_forms, "cpu_has_bf16", lambda: True)
+    assert fastest_form(torch.bfloat16, cpu) is RowMajorWeight
+    monkeypatch.setattr(stored_forms, "cpu_has_bf16", lambda: False)
+    assert fastest_form(torch.bfloat16, cpu) is PackedWeight
+    assert fastest_form(torch.bfloat16, torch.device("cuda")) is RowMajorWeight
 
 
 def test_a_layer_packs_itself_when_its_last_part_arrives_and_gives_up_the_plain_weight():
     layer = ColumnParallelLinear(
         8, [("a", 4), ("b", 6)], method=UnquantizedConfig().linear_method(""), dtype=torch.float32
     )
-    assert layer.stored is None
+    assert not hasattr(layer, "stored")
     parts = {"a.weight": random(4, 8), "b.weight": random(6, 8, seed=1)}
     fill(layer.parameters(), parts)
     assert layer.weight.numel() == 0
-    assert torch.equal(layer.method.unpack(layer), torch.cat(list(parts.values())))
+    assert torch.equal(layer.stored.unpack(), torch.cat(list(parts.values())))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -142,25 +142,25 @@ def test_each_rank_of_two_takes_its_own_slice(rank):
     fill(column.parameters(), {"a.weight": a, "b.weight": b, "a.bias": bias_a, "b.bias": bias_b})
     fill(row.parameters(), {"w.weight": wide})
     mine = torch.cat((a[2 * rank : 2 * rank + 2], b[3 * rank : 3 * rank + 3]))
-    assert torch.equal(column.method.unpack(column), mine)
+    assert torch.equal(column.stored.unpack(), mine)
     assert torch.equal(
         column.bias.data, torch.cat((bias_a[2 * rank : 2 * rank + 2], bias_b[3 * rank : 3 * rank + 3]))
     )
-    assert torch.equal(row.method.unpack(row), wide[:, 4 * rank : 4 * rank + 4])
+    assert torch.equal(row.stored.unpack(), wide[:, 4 * rank : 4 * rank + 4])
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: type(form).__name__)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("out", [1, 7, 51])
 @pytest.mark.parametrize("bias", [False, True])
 def test_no_rows_and_odd_widths_are_no_exception(form, dtype, out, bias):
     """An idle replica brings no rows, and a share that is rounded up has any width."""
     weight, offset = random(out, 33, dtype=dtype), random(out, dtype=dtype) if bias else None
-    state = form.pack(weight)
-    empty = form.apply(state, random(0, 33, dtype=dtype), offset)
+    stored = form(weight)
+    empty = stored.apply(random(0, 33, dtype=dtype), offset)
     assert (empty.shape, empty.dtype) == ((0, out), dtype)
     for rows in (1, 3):
         x = random(rows, 33, dtype=dtype, seed=1)
         expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
-        got = form.apply(state, x, offset)
+        got = stored.apply(x, offset)
         assert (got.double() - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max().clamp(min=1)

@@ -9,4 +9,4 @@ from sglang.srt.models.common.decoder import DecoderForCausalLM
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
-    """The shared decoder as it is."""
+    """The shared decoder with the parts that its makers make."""

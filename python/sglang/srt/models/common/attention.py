@@ -1,7 +1,6 @@
-"""Owns the self-attention block of a decoder layer: fused projection, optional head norms, rotation,
-attention, output projection.
+"""Owns the self-attention block of a decoder layer: projection, rotation, attention, output projection.
 
-Read by decoder layers. It must not know pages or batches; those pass through to the back end.
+Made by architectures. It must not know pages or batches; those pass through to the back end.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from torch import nn
 
 from sglang.srt.batch.forward_context import ForwardContext
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.radix_attention import RadixAttention
@@ -26,9 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention with rotary positions; `head_norms` adds an RMSNorm over each query and key
-    head.
-    """
+    """Grouped-query attention with rotary positions."""
 
     def __init__(
         self,
@@ -38,7 +34,6 @@ class SelfAttention(nn.Module):
         layer_id: int,
         *,
         dtype: torch.dtype,
-        head_norms: bool,
     ) -> None:
         super().__init__()
         dim = self.head_dim = config.head_dim
@@ -65,25 +60,25 @@ class SelfAttention(nn.Module):
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         self.attn = RadixAttention(self.num_heads, dim, dim**-0.5, self.num_kv_heads, layer_id)
         if layer_id == 0:
-            _say_share(self.qkv_proj.heads)
-        self.q_norm = self.k_norm = None
-        if head_norms:
-            self.q_norm = RMSNorm(f"{prefix}.q_norm", dim, config.rms_norm_eps, dtype=dtype)
-            self.k_norm = RMSNorm(f"{prefix}.k_norm", dim, config.rms_norm_eps, dtype=dtype)
+            _log_share(self.qkv_proj.heads)
 
     def forward(self, x: torch.Tensor, cos_sin: CosSin, ctx: ForwardContext) -> torch.Tensor:
-        turned = self.num_heads + self.num_kv_heads
-        heads = self.qkv_proj(x).view(x.shape[0], turned + self.num_kv_heads, self.head_dim)
-        qk, v = heads[:, :turned], heads[:, turned:]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        qk = apply_rotary(qk, cos_sin)
-        return self.o_proj(self.attn(qk[:, : self.num_heads], qk[:, self.num_heads :], v, ctx))
+        rotated = self.num_heads + self.num_kv_heads
+        heads = self.qkv_proj(x).view(x.shape[0], rotated + self.num_kv_heads, self.head_dim)
+        qk = apply_rotary(self.norm_heads(heads[:, :rotated]), cos_sin)
+        return self.o_proj(
+            self.attn(qk[:, : self.num_heads], qk[:, self.num_heads :], heads[:, rotated:], ctx)
+        )
+
+    def norm_heads(self, qk: torch.Tensor) -> torch.Tensor:
+        """The query and key heads [rows, heads, head_dim] as they are rotated; overridden by architectures
+        that normalise them first.
+        """
+        return qk
 
 
-def _say_share(heads: HeadShare) -> None:
-    """One line at start where heads are padded or held twice; rank 0 speaks for all, shares are equal."""
+def _log_share(heads: HeadShare) -> None:
+    """One line at start where heads are padded or held twice; shares are equal, so one rank logs it."""
     sentence = heads.sentence()
     if sentence is not None and get_parallel().tp_rank == 0:
         logger.info("Attention heads: %s", sentence)

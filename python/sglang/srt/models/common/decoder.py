@@ -1,7 +1,7 @@
 """Owns the decoder-only model: embedding, layers over one residual stream, last norm, head, loading.
 
-Read by architecture files, which say how their layers differ. It must not know back ends, pages or requests,
-nor file formats: weights arrive as items under Hugging Face names.
+Read by architecture files, which override the makers of the parts in which they differ. It must not know back
+ends, pages or requests, nor file formats: weights arrive as items under Hugging Face names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.quantization.unquant import UnquantizedConfig
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.layers.rotary_embedding.base import CosSin
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -30,36 +31,29 @@ from sglang.srt.models.common.mlp import GatedMLP
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each after a norm and added to the residual stream.
 
-    Attention runs over this replica's rows, the feed-forward over those of all attention-DP replicas: an idle
-    replica has no rows, skips the first and takes part in the second.
+    Another placement of norms is a subclass, made by `make_layer`. Attention runs over this replica's rows,
+    the feed-forward over those of all attention-DP replicas: an idle replica has no rows, skips the first and
+    takes part in the second.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        quant: QuantizationConfig,
-        layer_id: int,
-        *,
-        dtype: torch.dtype,
-        head_norms: bool,
+        self, prefix: str, config: ModelConfig, attention: nn.Module, mlp: nn.Module, *, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        prefix = f"model.layers.{layer_id}"
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(f"{prefix}.input_layernorm", hidden, eps, dtype=dtype)
-        self.self_attn = SelfAttention(
-            f"{prefix}.self_attn", config, quant, layer_id, dtype=dtype, head_norms=head_norms
-        )
+        self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(
             f"{prefix}.post_attention_layernorm", hidden, eps, dtype=dtype
         )
-        self.mlp = GatedMLP(f"{prefix}.mlp", config, quant, dtype=dtype)
+        self.mlp = mlp
 
     def forward(
         self, x: torch.Tensor | None, residual: torch.Tensor, cos_sin: CosSin, ctx: ForwardContext
     ) -> torch.Tensor:
-        """`x` is what the layer before still has to add to `residual` (None for the first layer); the
-        residual stream is changed in place and this layer's own last part is returned.
+        """Add `x` to `residual` in place and return what the next layer adds.
+
+        `x` is what the layer before returned, None for the first layer.
         """
         norm = self.input_layernorm
         x = norm(residual) if x is None else norm.add(x, residual)
@@ -72,17 +66,12 @@ class DecoderLayer(nn.Module):
 class DecoderModel(nn.Module):
     """ids and positions [num_tokens] -> hidden states after the last norm [num_tokens, hidden]."""
 
-    def __init__(
-        self, config: ModelConfig, quant: QuantizationConfig, *, dtype: torch.dtype, head_norms: bool
-    ) -> None:
+    def __init__(self, config: ModelConfig, layers: Iterable[DecoderLayer], *, dtype: torch.dtype) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(
             "model.embed_tokens", config.vocab_size, config.hidden_size, dtype=dtype
         )
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, quant, i, dtype=dtype, head_norms=head_norms)
-            for i in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.rotary = get_rope(config.head_dim, config.rope_theta, config.rope_scaling, dtype)
 
@@ -99,17 +88,16 @@ class DecoderModel(nn.Module):
 
 
 class DecoderForCausalLM(nn.Module):
-    """A decoder with a head; architectures set `head_norms`."""
-
-    head_norms = False
+    """A decoder with a head; an architecture overrides the makers of what differs."""
 
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype, quant: QuantizationConfig | None = None
     ) -> None:
         super().__init__()
-        quant = quant or UnquantizedConfig()
         self.config = config
-        self.model = DecoderModel(config, quant, dtype=dtype, head_norms=self.head_norms)
+        self.quant = quant or UnquantizedConfig()
+        self.dtype = dtype
+        self.model = DecoderModel(config, map(self.make_layer, range(config.num_layers)), dtype=dtype)
         self.lm_head = ParallelLMHead(
             "lm_head",
             config.vocab_size,
@@ -119,6 +107,25 @@ class DecoderForCausalLM(nn.Module):
             axis=head_axis(),
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
+
+    def make_layer(self, layer_id: int) -> DecoderLayer:
+        """One layer of its parts; a subclass of `DecoderLayer` places the norms otherwise."""
+        prefix = f"model.layers.{layer_id}"
+        return DecoderLayer(
+            prefix,
+            self.config,
+            self.make_attention(f"{prefix}.self_attn", layer_id),
+            self.make_mlp(f"{prefix}.mlp", layer_id),
+            dtype=self.dtype,
+        )
+
+    def make_attention(self, prefix: str, layer_id: int) -> nn.Module:
+        """The attention of a layer: (x, cos_sin, ctx) -> what it adds."""
+        return SelfAttention(prefix, self.config, self.quant, layer_id, dtype=self.dtype)
+
+    def make_mlp(self, prefix: str, layer_id: int) -> nn.Module:
+        """The feed-forward of a layer: rows -> this rank's term of what it adds."""
+        return GatedMLP(prefix, self.config, self.quant, dtype=self.dtype)
 
     def forward(self, ctx: ForwardContext) -> LogitsProcessorOutput:
         batch = ctx.batch
@@ -137,7 +144,7 @@ class DecoderForCausalLM(nn.Module):
 
     def kv_shape(self) -> tuple[int, int, int]:
         """(layers, key/value heads, head size) that this rank caches."""
-        attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
+        attentions = [module for module in self.modules() if isinstance(module, RadixAttention)]
         return len(attentions), attentions[0].num_kv_heads, attentions[0].head_dim
 
     def load_weights(self, items: Iterable[WeightItem]) -> None:

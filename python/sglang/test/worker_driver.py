@@ -27,11 +27,11 @@ from sglang.test.test_utils import published_topology
 
 @dataclass
 class DrivenSequence:
-    """One sequence: its tokens so far, how many of them are in the cache, its row of slots."""
+    """One sequence: its tokens so far, how many of them are in the cache, its row of the request table."""
 
     ids: list[int]
     sampling: SamplingState
-    row: int
+    req_pool_idx: int
     cached: int = 0
     slots: list[int] = field(default_factory=list)
 
@@ -46,10 +46,10 @@ class WorkerDriver:
         self, ids: Sequence[int], *, seed: int = 0, end_ids: Sequence[int] = (), **params: Any
     ) -> DrivenSequence:
         """A new sequence; greedy unless `temperature` is given."""
-        row = self.worker.req_to_token_pool.alloc()
-        assert row is not None
+        req_pool_idx = self.worker.req_to_token_pool.alloc()
+        assert req_pool_idx is not None
         sampling = SamplingState(SamplingParams(**{"temperature": 0.0, **params}), seed, end_ids)
-        return DrivenSequence(list(ids), sampling, row)
+        return DrivenSequence(list(ids), sampling, req_pool_idx)
 
     def batch(
         self,
@@ -74,7 +74,7 @@ class WorkerDriver:
             input_ids=torch.tensor(ids),
             positions=torch.tensor(positions),
             out_cache_loc=torch.tensor(slots),
-            req_pool_indices=torch.tensor([seq.row for seq, _ in parts]),
+            req_pool_indices=torch.tensor([seq.req_pool_idx for seq, _ in parts]),
             seq_lens=torch.tensor(lens),
             seq_lens_list=lens,
             extend_lens=[count for _, count in parts],
@@ -112,7 +112,7 @@ class WorkerDriver:
     def drop(self, seq: DrivenSequence) -> None:
         """Give the sequence's slots and row back."""
         self.worker.token_to_kv_pool_allocator.free(np.array(seq.slots, dtype=np.int64))
-        self.worker.req_to_token_pool.free(seq.row)
+        self.worker.req_to_token_pool.free(seq.req_pool_idx)
 
     def _take_slots(self, seq: DrivenSequence, end: int) -> None:
         start = len(seq.slots)
@@ -121,7 +121,7 @@ class WorkerDriver:
         last = seq.slots[-1] if seq.slots else -1
         fresh = self.worker.token_to_kv_pool_allocator.alloc_extend(start, end, last)
         assert fresh is not None, "the pool of this test is too small"
-        self.worker.req_to_token_pool.write(seq.row, start, fresh)
+        self.worker.req_to_token_pool.write(seq.req_pool_idx, start, fresh)
         seq.slots += fresh.tolist()
 
 

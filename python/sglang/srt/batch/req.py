@@ -22,9 +22,9 @@ Ids = npt.NDArray[np.int64]
 class Req:
     """One sequence.
 
-    Cache side: row `row` of the request table lists `kv_len` slots. The first `shared_len` of them belong
-    to the prefix cache (`node` is locked), the others are the request's own. Between steps every token but
-    the last one drawn is in the cache.
+    Cache side: row `req_pool_idx` of the request table lists `kv_len` slots. The first `shared_len` of them
+    belong to the prefix cache (`node` is locked), the others are the request's own. Between steps every token
+    but the last one drawn is in the cache.
     """
 
     __slots__ = (
@@ -47,9 +47,9 @@ class Req:
         "passed_over_from",
         "prompt_ids",
         "queued_at",
+        "req_pool_idx",
         "return_logprob",
         "rid",
-        "row",
         "sampling",
         "shared_len",
         "special_stops",
@@ -76,7 +76,7 @@ class Req:
         self.stop_context: list[int] | None = None
 
         # Cache side; a request that waits holds nothing.
-        self.row: int | None = None
+        self.req_pool_idx: int | None = None
         self.kv_len = 0
         self.shared_len = 0
         self.node: Any = None

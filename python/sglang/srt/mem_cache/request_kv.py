@@ -21,13 +21,15 @@ class RequestKV:
     cache entries.
     """
 
-    def __init__(self, rows: ReqToTokenPool, allocator: SlotAllocator, prefix_cache: BasePrefixCache) -> None:
+    def __init__(
+        self, req_to_token_pool: ReqToTokenPool, allocator: SlotAllocator, prefix_cache: BasePrefixCache
+    ) -> None:
         if allocator.page_size != prefix_cache.page_size:
             raise ValueError(
                 f"the allocator has pages of {allocator.page_size} tokens, "
                 f"the prefix cache of {prefix_cache.page_size}"
             )
-        self.rows = rows
+        self.req_to_token_pool = req_to_token_pool
         self.allocator = allocator
         self.prefix_cache = prefix_cache
         self.page_size = allocator.page_size
@@ -65,14 +67,15 @@ class RequestKV:
 
     def begin(self, req: Req, match: PrefixMatch) -> None:
         """Give the request a row that starts with its cached prefix, which is locked from now on."""
-        row = self.rows.alloc()
-        if row is None:
+        req_pool_idx = self.req_to_token_pool.alloc()
+        if req_pool_idx is None:
             raise RuntimeError(
-                f"all {self.rows.size} rows of the request table are taken: admit fewer requests first"
+                f"all {self.req_to_token_pool.size} rows of the request table are taken: "
+                "admit fewer requests first"
             )
         self.prefix_cache.lock(match.node)
-        self.rows.write(row, 0, match.slots)
-        req.row = row
+        self.req_to_token_pool.write(req_pool_idx, 0, match.slots)
+        req.req_pool_idx = req_pool_idx
         req.node = match.node
         req.shared_len = req.kv_len = len(match)
 
@@ -81,22 +84,27 @@ class RequestKV:
         start = req.kv_len
         if not self._make_room(self.allocator.pages_to_extend(start, end)):
             return None
-        last_slot = int(self.rows.host[req.row, start - 1]) if start else 0
+        last_slot = int(self.req_to_token_pool.host[req.req_pool_idx, start - 1]) if start else 0
         slots = self.allocator.alloc_extend(start, end, last_slot)
-        assert slots is not None and req.row is not None
-        self.rows.write(req.row, start, slots)
+        assert slots is not None and req.req_pool_idx is not None
+        self.req_to_token_pool.write(req.req_pool_idx, start, slots)
         req.kv_len = end
         return slots
 
-    def extend_by_one(self, reqs: Sequence[Req], rows: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-        """One slot for each running request (`rows[b]`, `lengths[b]` are its row and kv_len); None when
-        there is no room.
+    def extend_by_one(
+        self, reqs: Sequence[Req], req_pool_indices: np.ndarray, lengths: np.ndarray
+    ) -> np.ndarray | None:
+        """One slot for each running request; None when there is no room.
+
+        `req_pool_indices[b]` and `lengths[b]` are the row of request b in the table and its `kv_len`.
         """
         if not self._make_room(self.allocator.pages_to_decode(lengths)):
             return None
-        slots = self.allocator.alloc_decode(lengths, self.rows.host[rows, lengths - 1])
+        slots = self.allocator.alloc_decode(
+            lengths, self.req_to_token_pool.host[req_pool_indices, lengths - 1]
+        )
         assert slots is not None
-        self.rows.write_many(rows, lengths, slots)
+        self.req_to_token_pool.write_many(req_pool_indices, lengths, slots)
         for req in reqs:
             req.kv_len += 1
         return slots
@@ -111,9 +119,9 @@ class RequestKV:
         end = req.kv_len // self.page_size * self.page_size
         if not self.prefix_cache.keeps or end <= req.shared_len:
             return
-        assert req.row is not None
+        assert req.req_pool_idx is not None
         ids = req.token_ids()[:end]
-        slots = self.rows.host[req.row, :end]
+        slots = self.req_to_token_pool.host[req.req_pool_idx, :end]
         inserted = self.prefix_cache.insert(req.extra_key, ids, slots)
         assert inserted.existing >= req.shared_len, "a locked prefix left the cache"
         self.prefix_cache.lock(inserted.node)
@@ -122,7 +130,7 @@ class RequestKV:
         if inserted.existing > req.shared_len:
             duplicates = slots[req.shared_len : inserted.existing].copy()
             theirs = self.prefix_cache.match_prefix(req.extra_key, ids[: inserted.existing]).slots
-            self.rows.write(req.row, req.shared_len, theirs[req.shared_len :])
+            self.req_to_token_pool.write(req.req_pool_idx, req.shared_len, theirs[req.shared_len :])
             self.allocator.free(duplicates)
         req.shared_len = end
 
@@ -130,13 +138,13 @@ class RequestKV:
         """Take row, slots and lock back. `keep` leaves the computed whole pages in the prefix cache
         (evictable).
         """
-        assert req.row is not None
+        assert req.req_pool_idx is not None
         if keep:
             self.commit(req)
-        self.allocator.free(self.rows.host[req.row, req.shared_len : req.kv_len])
+        self.allocator.free(self.req_to_token_pool.host[req.req_pool_idx, req.shared_len : req.kv_len])
         self.prefix_cache.unlock(req.node)
-        self.rows.free(req.row)
-        req.row = None
+        self.req_to_token_pool.free(req.req_pool_idx)
+        req.req_pool_idx = None
         req.node = None
         req.kv_len = req.shared_len = 0
 

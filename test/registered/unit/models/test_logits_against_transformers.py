@@ -125,7 +125,7 @@ def test_slots_used_before_do_not_shine_through(driver, theirs):
         driver.worker.model_runner.pools.kv.layer(layer)[:, first.slots] = float("nan")
     driver.drop(first)
     b = driver.add(short)
-    assert b.row == first.row
+    assert b.req_pool_idx == first.req_pool_idx
     driver.logits([(b, 3)])
     logits = driver.logits([(b, 1), (a, 1)], decode=True)
     assert_close(logits, torch.stack([theirs(short)[-1], theirs(long)[-1]]))

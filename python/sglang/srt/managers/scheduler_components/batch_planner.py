@@ -62,7 +62,7 @@ class BatchPlanner:
         self._queues = queues
         self._kv = kv
         self._limits = limits
-        self._device: torch.device = kv.rows.req_to_token.device
+        self._device: torch.device = kv.req_to_token_pool.req_to_token.device
         self._ratio = NewTokenRatio(limits.conservativeness)
         self._num_started_ever = 0
         self._refused = (0, 0)
@@ -209,7 +209,7 @@ class BatchPlanner:
         it must wait.
         """
         count = budget.take(req.seq_len - len(match), first=first)
-        if count == 0 or self._kv.rows.available_size() == 0:
+        if count == 0 or self._kv.req_to_token_pool.available_size() == 0:
             return None
         # Alone it may start without room for its expected output: it can only end, never wait for others.
         alone = first and not self._queues.running
@@ -236,7 +236,8 @@ class BatchPlanner:
         req = self._queues.waiting[0]
         raise RuntimeError(
             f"nothing runs and request {req.rid!r} with {req.seq_len} tokens does not fit: "
-            f"pool {self._kv.size}, room {self._kv.room()}, free rows {self._kv.rows.available_size()}"
+            f"pool {self._kv.size}, room {self._kv.room()}, "
+            f"free rows {self._kv.req_to_token_pool.available_size()}"
         )
 
     # --- decode
@@ -256,12 +257,12 @@ class BatchPlanner:
 
     def _next_token_of_all(self) -> ScheduledBatch | None:
         reqs = self._queues.running
-        rows = np.array([req.row for req in reqs], dtype=np.int64)
+        req_pool_indices = np.array([req.req_pool_idx for req in reqs], dtype=np.int64)
         lengths = np.array([req.kv_len for req in reqs], dtype=np.int64)
-        slots = self._kv.extend_by_one(reqs, rows, lengths)
+        slots = self._kv.extend_by_one(reqs, req_pool_indices, lengths)
         if slots is None:
             return None
-        return make_decode_batch(list(reqs), rows, lengths, slots, self._device)
+        return make_decode_batch(list(reqs), req_pool_indices, lengths, slots, self._device)
 
     def _push_back(self, plan: Plan) -> None:
         """The pool is dry: push requests back to the queue, those that lose least first, until the others

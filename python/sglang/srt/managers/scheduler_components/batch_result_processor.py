@@ -38,7 +38,7 @@ class BatchResultProcessor:
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
         """`req` ends now, wherever it stood; the caller takes it out of the queues."""
         req.finish_reason = reason
-        if req.row is not None:
+        if req.req_pool_idx is not None:
             self._kv.release(req, keep=keep)
         self._streamer.collect(req)
 

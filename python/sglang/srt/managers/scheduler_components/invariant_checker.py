@@ -41,10 +41,11 @@ class InvariantChecker:
             raise RuntimeError(
                 f"no request is left, but {kv.prefix_cache.protected_size()} cached tokens are still locked"
             )
-        taken = kv.rows.size - kv.rows.available_size()
+        table = kv.req_to_token_pool
+        taken = table.size - table.available_size()
         if taken:
             raise RuntimeError(
-                f"no request is left, but {taken} of {kv.rows.size} rows of the request table are taken"
+                f"no request is left, but {taken} of {table.size} rows of the request table are taken"
             )
 
     def check_slots(self) -> None:
@@ -60,9 +61,9 @@ class InvariantChecker:
                     f"the prefix cache counts {cache.protected_size()} locked tokens, its nodes {locked}"
                 )
         for req in self._queues.started():
-            assert req.row is not None
-            held.append(kv.rows.host[req.row, req.shared_len : req.kv_len])
-            shared = kv.rows.host[req.row, : req.shared_len]
+            assert req.req_pool_idx is not None
+            held.append(kv.req_to_token_pool.host[req.req_pool_idx, req.shared_len : req.kv_len])
+            shared = kv.req_to_token_pool.host[req.req_pool_idx, : req.shared_len]
             if cache.keeps and not np.isin(shared, np.concatenate(held[:-1] or [shared[:0]])).all():
                 raise RuntimeError(
                     f"request {req.rid!r} reads shared slots that the prefix cache does not hold"

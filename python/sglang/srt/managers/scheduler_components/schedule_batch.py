@@ -72,16 +72,16 @@ def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> Schedu
         tokens[1, at : at + count] = np.arange(part.start, part.end)
         tokens[2, at : at + count] = part.slots
         at += count
-    per_req = np.array([[part.req.row for part in parts], seq_lens], dtype=np.int64)
+    per_req = np.array([[part.req.req_pool_idx for part in parts], seq_lens], dtype=np.int64)
     input_ids, positions, slots = torch.from_numpy(tokens).to(device)
-    rows, lengths = torch.from_numpy(per_req).to(device)
+    req_pool_indices, lengths = torch.from_numpy(per_req).to(device)
     asks = [_prefill_ask(part) for part in parts]
     forward = ForwardBatch(
         forward_mode=ForwardMode.EXTEND,
         input_ids=input_ids,
         positions=positions,
         out_cache_loc=slots,
-        req_pool_indices=rows,
+        req_pool_indices=req_pool_indices,
         seq_lens=lengths,
         seq_lens_list=seq_lens,
         extend_lens=lens,
@@ -94,7 +94,11 @@ def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> Schedu
 
 
 def make_decode_batch(
-    reqs: list[Req], rows: np.ndarray, lengths: np.ndarray, slots: np.ndarray, device: torch.device
+    reqs: list[Req],
+    req_pool_indices: np.ndarray,
+    lengths: np.ndarray,
+    slots: np.ndarray,
+    device: torch.device,
 ) -> ScheduledBatch:
     """One DECODE forward: each request's newest token goes to `slots[b]` at position `lengths[b]`."""
     count = len(reqs)
@@ -102,15 +106,15 @@ def make_decode_batch(
     packed[0] = [req.output_ids[-1] for req in reqs]
     packed[1] = lengths
     packed[2] = slots
-    packed[3] = rows
+    packed[3] = req_pool_indices
     packed[4] = lengths + 1
-    input_ids, positions, out_cache_loc, row_ids, seq_lens = torch.from_numpy(packed).to(device)
+    input_ids, positions, out_cache_loc, rows, seq_lens = torch.from_numpy(packed).to(device)
     forward = ForwardBatch(
         forward_mode=ForwardMode.DECODE,
         input_ids=input_ids,
         positions=positions,
         out_cache_loc=out_cache_loc,
-        req_pool_indices=row_ids,
+        req_pool_indices=rows,
         seq_lens=seq_lens,
         seq_lens_list=packed[4].tolist(),
         extend_lens=[1] * count,

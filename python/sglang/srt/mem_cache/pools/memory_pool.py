@@ -20,7 +20,7 @@ RESERVED_PAGES = 1
 
 
 class ReqToTokenPool:
-    """`req_to_token[i, t]` is the slot of token t of the request that holds row i.
+    """`req_to_token[req_pool_idx, t]` is the slot of token t of the request that holds this row.
 
     The scheduler plans on the host: `host` is the same table as a numpy array. On a CPU device both share
     their memory; elsewhere `write` copies what changed.
@@ -47,32 +47,31 @@ class ReqToTokenPool:
         """A free row, the lowest; None when all are taken."""
         if not self._free:
             return None
-        row = heapq.heappop(self._free)
-        self._taken[row] = True
-        return row
+        req_pool_idx = heapq.heappop(self._free)
+        self._taken[req_pool_idx] = True
+        return req_pool_idx
 
-    def free(self, row: int) -> None:
-        if not 0 <= row < self.size or not self._taken[row]:
+    def free(self, req_pool_idx: int) -> None:
+        if not 0 <= req_pool_idx < self.size or not self._taken[req_pool_idx]:
             raise RuntimeError(
-                f"request row {row} was freed but nobody holds it (rows 0 <= row < {self.size})"
+                f"request row {req_pool_idx} was freed but nobody holds it (there are {self.size} rows)"
             )
-        self._taken[row] = False
-        heapq.heappush(self._free, row)
+        self._taken[req_pool_idx] = False
+        heapq.heappush(self._free, req_pool_idx)
 
-    def write(self, row: int, start: int, slots: np.ndarray) -> None:
+    def write(self, req_pool_idx: int, start: int, slots: np.ndarray) -> None:
         """Slots of the tokens `start, start + 1, ...` of one request."""
-        self.host[row, start : start + len(slots)] = slots
+        tokens = slice(start, start + len(slots))
+        self.host[req_pool_idx, tokens] = slots
         if not self._shared:
-            self.req_to_token[row, start : start + len(slots)] = torch.from_numpy(slots).to(
-                self.req_to_token.device
-            )
+            self.req_to_token[req_pool_idx, tokens] = torch.from_numpy(slots).to(self.req_to_token.device)
 
-    def write_many(self, rows: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
+    def write_many(self, req_pool_indices: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
         """One slot for each of several requests (a decode step)."""
-        self.host[rows, positions] = slots
+        self.host[req_pool_indices, positions] = slots
         if not self._shared:
             device = self.req_to_token.device
-            at = torch.from_numpy(rows).to(device), torch.from_numpy(positions).to(device)
+            at = torch.from_numpy(req_pool_indices).to(device), torch.from_numpy(positions).to(device)
             self.req_to_token[at] = torch.from_numpy(slots).to(device)
 
     def clear(self) -> None:

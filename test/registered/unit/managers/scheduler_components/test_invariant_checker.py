@@ -34,7 +34,7 @@ def test_a_lock_that_stays_is_found(new_scheduler: New) -> None:
 
 def test_a_row_that_stays_is_found(new_scheduler: New) -> None:
     scheduler = new_scheduler()
-    scheduler.kv.rows.alloc()
+    scheduler.kv.req_to_token_pool.alloc()
     with pytest.raises(RuntimeError, match="1 of 64 rows"):
         scheduler.step()
 
@@ -55,7 +55,9 @@ def test_a_slot_that_two_hold_is_found(new_scheduler: New) -> None:
         scheduler.step()
     scheduler.invariants.check_slots()
     first, second = scheduler.queues.running
-    scheduler.kv.rows.host[first.row, 41] = scheduler.kv.rows.host[second.row, 41]
+    scheduler.kv.req_to_token_pool.host[first.req_pool_idx, 41] = scheduler.kv.req_to_token_pool.host[
+        second.req_pool_idx, 41
+    ]
     with pytest.raises(RuntimeError, match="held twice"):
         scheduler.invariants.check_slots()
 
@@ -64,7 +66,7 @@ def test_a_shared_slot_outside_the_cache_is_found(new_scheduler: New) -> None:
     scheduler = new_scheduler()
     scheduler.channel.inbox.append(make_request("r", PROMPT, 20))
     scheduler.step()
-    scheduler.kv.rows.host[scheduler.queues.running[0].row, 3] = 4000
+    scheduler.kv.req_to_token_pool.host[scheduler.queues.running[0].req_pool_idx, 3] = 4000
     with pytest.raises(RuntimeError, match="does not hold"):
         scheduler.invariants.check_slots()
 
@@ -77,6 +79,8 @@ def test_the_fake_worker_notices_a_wrong_slot(new_scheduler: New) -> None:
     scheduler.channel.inbox.extend(make_request(f"r{i}", [i, *PROMPT], 20) for i in range(2))
     scheduler.step()
     first, second = scheduler.queues.running
-    scheduler.kv.rows.host[first.row, 10] = scheduler.kv.rows.host[second.row, 12]
+    scheduler.kv.req_to_token_pool.host[first.req_pool_idx, 10] = scheduler.kv.req_to_token_pool.host[
+        second.req_pool_idx, 12
+    ]
     with pytest.raises(AssertionError, match="another position"):
         scheduler.step()

@@ -34,6 +34,14 @@ class InsertResult:
     node: Any
 
 
+def common_prefix_length(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading ids are equal."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
+
+
 class BasePrefixCache(ABC):
     """Slots by token ids, in whole pages, apart for each `extra_key`.
 

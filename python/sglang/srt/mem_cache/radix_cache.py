@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, InsertResult, PrefixMatch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    BasePrefixCache,
+    InsertResult,
+    PrefixMatch,
+    common_prefix_length,
+)
 from sglang.srt.mem_cache.evict_policy import EvictPolicy, make_evict_policy
 
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -35,14 +40,6 @@ class _Node:
         self.last_use = last_use
         self.uses = 0
         self.in_heap = False
-
-
-def _common_length(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading entries are equal."""
-    length = min(len(a), len(b))
-    differs = a[:length] != b[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
 
 
 class RadixCache(BasePrefixCache):
@@ -176,7 +173,7 @@ class RadixCache(BasePrefixCache):
             child = node.children.get(self._page_key(ids))
             if child is None:
                 break
-            common = _common_length(child.ids, ids) // self.page_size * self.page_size
+            common = common_prefix_length(child.ids, ids) // self.page_size * self.page_size
             if common < len(child.ids):
                 child = self._split(child, common)
             child.last_use = self._clock

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang.srt.mem_cache.base_prefix_cache import common_prefix_length
 from sglang.srt.mem_cache.evict_policy import make_evict_policy
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
@@ -141,6 +142,14 @@ def test_clearing_is_refused_while_something_is_locked() -> None:
     cache.unlock(node)
     assert cache.clear().tolist() == [10, 11]
     assert cache.total_size() == 0 and len(cache.match_prefix(None, ids(1, 2))) == 0
+
+
+def test_a_common_prefix_is_counted_to_the_first_difference_or_the_shorter_end() -> None:
+    a, b = np.arange(10), np.arange(10)
+    b[4] = 0
+    assert common_prefix_length(a, b) == 4
+    assert common_prefix_length(a, a[:3]) == 3
+    assert common_prefix_length(a, a[:0]) == 0
 
 
 def test_an_unknown_eviction_policy_is_refused_by_name() -> None:

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from sglang.srt.batch.req import Req
 from sglang.srt.environ import envs
+from sglang.srt.mem_cache.base_prefix_cache import common_prefix_length
 
 SCHEDULE_POLICIES = ("fcfs", "lpm")
 #: A longer queue is served first come, first served: matching every prompt each step would cost more than
@@ -52,14 +51,6 @@ def queue_order(
 def requeue(waiting: deque[Req], retracted: list[Req]) -> None:
     """Put requests that already ran at the head of the queue, the oldest first."""
     waiting.extendleft(sorted(retracted, key=lambda req: req.arrival, reverse=True))
-
-
-def common_prefix_length(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading ids are equal."""
-    length = min(len(a), len(b))
-    differs = a[:length] != b[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
 
 
 def waits_for(req: Req, matched: int, leaders: Iterable[Req], page_size: int) -> Req | None:

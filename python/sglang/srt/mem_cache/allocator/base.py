@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from sglang.srt.mem_cache.pools.memory_pool import RESERVED_PAGES
+#: Page 0 is nobody's: padding rows may write there, and a table entry that was never written points there.
+RESERVED_PAGES = 1
 
 
 class FreePages:

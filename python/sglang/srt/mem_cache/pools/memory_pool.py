@@ -14,9 +14,7 @@ import numpy as np
 import torch
 
 from sglang.srt.layers.attention.base_attn_backend import KVLayout, KVSpec
-
-#: Page 0 is nobody's: padding rows may write there, and a table entry that was never written points there.
-RESERVED_PAGES = 1
+from sglang.srt.mem_cache.allocator.base import RESERVED_PAGES
 
 
 class ReqToTokenPool:

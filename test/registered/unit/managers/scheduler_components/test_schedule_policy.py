@@ -7,7 +7,6 @@ register_cpu_ci(est_time=4, suite="unit-cpu")
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from sglang.srt.batch.req import Req
@@ -129,14 +128,6 @@ def test_the_ratio_falls_while_all_goes_well_and_jumps_after_a_retraction() -> N
 def test_one_request_with_a_huge_limit_does_not_reserve_the_world() -> None:
     ratio = NewTokenRatio(1.0)
     assert ratio.expected(req(0, max_new_tokens=10**8)) <= 4096
-
-
-def test_prompts_compare_as_arrays() -> None:
-    a, b = np.arange(10), np.arange(10)
-    b[4] = 0
-    assert schedule_policy.common_prefix_length(a, b) == 4
-    assert schedule_policy.common_prefix_length(a, a[:3]) == 3
-    assert schedule_policy.common_prefix_length(a, a[:0]) == 0
 
 
 def test_a_queue_that_found_no_room_is_not_matched_in_every_step(new_scheduler: New) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, GenerationBatchResult, LogprobRequest
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, GenerationBatchResult
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import parallel_state
@@ -79,7 +80,7 @@ class WorkerDriver:
             seq_lens_list=lens,
             extend_lens=[count for _, count in parts],
             sampling_states=[seq.sampling if seq.cached == len(seq.ids) else None for seq, _ in parts],
-            logprob_asks=asks,
+            logprob_requests=asks,
         )
 
     def logits(self, parts: Sequence[tuple[DrivenSequence, int]], *, decode: bool = False) -> torch.Tensor:

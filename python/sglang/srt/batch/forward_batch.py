@@ -8,7 +8,7 @@ requests' new tokens one after another).
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from sglang.srt.messages.io_struct import TokenLogprob
 
 if TYPE_CHECKING:
+    from sglang.srt.batch.logprobs import LogprobRequest
     from sglang.srt.batch.sampling_state import SamplingState
 
 
@@ -27,21 +28,6 @@ class ForwardMode(enum.Enum):
     EXTEND = "extend"
     DECODE = "decode"
     IDLE = "idle"
-
-
-@dataclass(slots=True)
-class LogprobRequest:
-    """What one request of the batch wants to know besides its next token.
-
-    Output side: `top_num` alternatives and the log-probabilities of `token_ids` for the token drawn now.
-    Prompt side (`targets` not empty): the row `first_row + i` of this request's new tokens predicts the
-    prompt token `targets[i]`.
-    """
-
-    top_num: int = 0
-    token_ids: list[int] | None = None
-    first_row: int = 0
-    targets: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +64,7 @@ class ForwardBatch:
     #: for it.
     sampling_states: list[SamplingState | None]
     #: One per request, None where no logprob is wanted; the list itself is None when nobody wants any.
-    logprob_asks: list[LogprobRequest | None] | None = None
+    logprob_requests: list[LogprobRequest | None] | None = None
     #: With attention data parallelism: the step that this forward is one replica's part of.
     dp_step: DpStep | None = None
 
@@ -92,7 +78,7 @@ class ForwardBatch:
     def num_logit_rows(self) -> int:
         """Rows of last hidden states that the head scores: one a drawing request, one a prompt target."""
         drawing = sum(row is not None for row in self.sampling_states)
-        return drawing + sum(len(ask.targets) for ask in self.logprob_asks or () if ask is not None)
+        return drawing + sum(len(ask.targets) for ask in self.logprob_requests or () if ask is not None)
 
     @property
     def batch_size(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.messages.io_struct import FinishReason, TokenizedGenerateReqInput, TokenLogprob
 
@@ -30,13 +30,13 @@ class Req:
     __slots__ = (
         "arrival",
         "cached_tokens",
-        "decode_ask",
         "deferrals",
         "deferred_for",
         "extra_key",
         "finish_reason",
         "input_logprobs",
         "kv_len",
+        "logprob_request",
         "logprob_start",
         "max_new_tokens",
         "node",
@@ -89,9 +89,9 @@ class Req:
         self.input_logprobs: list[TokenLogprob] = []
         self.output_logprobs: list[TokenLogprob] = []
         #: What every decode step asks; None without logprobs.
-        self.decode_ask: LogprobRequest | None = None
+        self.logprob_request: LogprobRequest | None = None
         if message.return_logprob:
-            self.decode_ask = LogprobRequest(
+            self.logprob_request = LogprobRequest(
                 top_num=message.top_logprobs_num, token_ids=message.token_ids_logprob
             )
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, LogprobRequest
+from sglang.srt.batch.forward_batch import ForwardBatch
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.layers.communicator import head_spans_replicas
 from sglang.srt.layers.exchange.dp_gather import gather_rows
 from sglang.srt.layers.sampler import NOT_FINITE
@@ -154,10 +155,10 @@ def _add_drawn(drawn: torch.Tensor, logits: torch.Tensor, piece: Piece, num_draw
 def _add_prompt_rows(batch: ForwardBatch, rows: list[int]) -> list[_PromptRows]:
     """Append the rows of all prompt targets to `rows`."""
     prompts: list[_PromptRows] = []
-    if batch.logprob_asks is None:
+    if batch.logprob_requests is None:
         return prompts
     first = 0
-    for b, (ask, count) in enumerate(zip(batch.logprob_asks, batch.extend_lens, strict=True)):
+    for b, (ask, count) in enumerate(zip(batch.logprob_requests, batch.extend_lens, strict=True)):
         if ask is not None and ask.targets:
             if ask.first_row + len(ask.targets) > count:
                 raise RuntimeError(
@@ -184,7 +185,7 @@ def _output(
         else:
             input_logprobs[prompt.request] = prompt.entries
     return LogitsProcessorOutput(
-        drawn, drawing, None if batch.logprob_asks is None else input_logprobs, failures
+        drawn, drawing, None if batch.logprob_requests is None else input_logprobs, failures
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.messages.io_struct import LOGPROB_FLOOR, TokenLogprob
 
 

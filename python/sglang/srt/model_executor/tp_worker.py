@@ -50,7 +50,7 @@ class TpModelWorker:
         return share_result(batch, lambda: self._sample(batch, output))
 
     def _sample(self, batch: ForwardBatch, output: LogitsProcessorOutput) -> GenerationBatchResult:
-        asks = batch.logprob_asks
+        asks = batch.logprob_requests
         tokens: list[int | None] = [None] * batch.batch_size
         failures = list(output.failures)
         logprobs: list[TokenLogprob | None] | None = None if asks is None else [None] * batch.batch_size

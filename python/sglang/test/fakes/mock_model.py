@@ -17,13 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang.srt.batch.forward_batch import (
-    DpStep,
-    ForwardBatch,
-    ForwardMode,
-    GenerationBatchResult,
-    LogprobRequest,
-)
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode, GenerationBatchResult
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.distributed import parallel_state
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.allocator import make_slot_allocator
@@ -164,7 +159,7 @@ class FakeWorker:
         result = GenerationBatchResult(next_token_ids=[], failures=[], output_logprobs=[], input_logprobs=[])
         for place in range(batch.batch_size):
             self._row(batch, place, result)
-        if batch.logprob_asks is None:
+        if batch.logprob_requests is None:
             result.output_logprobs = result.input_logprobs = None
         return share_result(batch, lambda: result)
 
@@ -194,7 +189,7 @@ class FakeWorker:
             )
         states = prefix_states(ids)
         row = batch.sampling_states[place]
-        ask = None if batch.logprob_asks is None else batch.logprob_asks[place]
+        ask = None if batch.logprob_requests is None else batch.logprob_requests[place]
         failure = None if self.failure is None else self.failure(ids.tolist())
         token = None
         if row is not None and failure is None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, LogprobRequest
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput

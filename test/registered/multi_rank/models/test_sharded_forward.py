@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.layers import linear
 from sglang.test.multi_rank import run_ranks
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang.kernels.draw_token import draw, uniforms
-from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.layers.penalties import adjust_logits
 from sglang.srt.layers.sampler import NOT_FINITE, NOTHING_LEFT, Sampler

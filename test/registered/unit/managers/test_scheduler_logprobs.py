@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.messages.io_struct import AbortReq
 from sglang.test.fakes.mock_model import Answer, expected_logprobs, expected_output, make_request, run

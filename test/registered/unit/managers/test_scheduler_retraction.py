@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.test.fakes.mock_model import answers, expected_logprobs, expected_output, make_request, run
 

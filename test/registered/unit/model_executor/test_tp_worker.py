@@ -5,7 +5,8 @@ register_cpu_ci(est_time=10, suite="unit-cpu")
 import pytest
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, LogprobRequest
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang.srt.batch.forward_batch import LogprobRequest
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.tokenizer.tokenizer import load_tokenizer

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, LogprobRequest
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
+from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.req import Req
 
 
@@ -75,7 +76,7 @@ def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> Schedu
     per_req = np.array([[part.req.req_pool_idx for part in parts], seq_lens], dtype=np.int64)
     input_ids, positions, slots = torch.from_numpy(tokens).to(device)
     req_pool_indices, lengths = torch.from_numpy(per_req).to(device)
-    asks = [_prefill_ask(part) for part in parts]
+    asks = [_prefill_logprobs(part) for part in parts]
     forward = ForwardBatch(
         forward_mode=ForwardMode.EXTEND,
         input_ids=input_ids,
@@ -88,7 +89,7 @@ def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> Schedu
         sampling_states=[
             part.req.sampling if part.completes_prompt and part.req.draws_a_token else None for part in parts
         ],
-        logprob_asks=asks if any(ask is not None for ask in asks) else None,
+        logprob_requests=asks if any(ask is not None for ask in asks) else None,
     )
     return ScheduledBatch([part.req for part in parts], forward, parts)
 
@@ -119,15 +120,17 @@ def make_decode_batch(
         seq_lens_list=packed[4].tolist(),
         extend_lens=[1] * count,
         sampling_states=[req.sampling for req in reqs],
-        logprob_asks=[req.decode_ask for req in reqs] if any(req.return_logprob for req in reqs) else None,
+        logprob_requests=[req.logprob_request for req in reqs]
+        if any(req.return_logprob for req in reqs)
+        else None,
     )
     return ScheduledBatch(reqs, forward)
 
 
-def _prefill_ask(part: PrefillPart) -> LogprobRequest | None:
+def _prefill_logprobs(part: PrefillPart) -> LogprobRequest | None:
     """Prompt logprobs that this part can give, and the output side once the prompt is complete."""
     req = part.req
-    base = req.decode_ask
+    base = req.logprob_request
     if base is None:
         return None
     first_row, targets = req.prompt_targets(part.start, part.end)

@@ -1,34 +1,23 @@
-"""Owns the loop of one rank: receive, plan, run, process, stream out, and rest when there is nothing to do.
+"""Owns the loop of one rank: receive, plan, run, process, stream out, and wait when there is nothing to do.
 
-Started by the rank process with a worker and (a leader of an attention-TP group) a channel; tests drive it
-with `step`. It must not know how any of its parts work, and it never swallows an exception: a step that fails
-for no single request's sake ends the rank.
+Started by the rank process with a worker and (a leader of an attention-TP group) a channel; tests call
+`step`. It must not know how its parts work, and it swallows no exception: a step that fails for no single
+request's sake ends the rank.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Protocol
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, GenerationBatchResult
-from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner, Plan
-from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
 from sglang.srt.managers.scheduler_components.dp_attn import Agreement, DpAttnSync
-from sglang.srt.managers.scheduler_components.group_channel import Channel, GroupChannel
-from sglang.srt.managers.scheduler_components.invariant_checker import InvariantChecker
-from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
-from sglang.srt.managers.scheduler_components.load import SchedulerLoad
-from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
-from sglang.srt.managers.scheduler_components.placement_report import PlacementReporter
-from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer
-from sglang.srt.managers.scheduler_components.request_receiver import RequestReceiver
-from sglang.srt.managers.scheduler_components.schedule_batch import RequestQueues
-from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher, end_ids_of_model
-from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
-from sglang.srt.mem_cache.chunk_cache import ChunkCache
-from sglang.srt.mem_cache.evict_policy import make_evict_policy
-from sglang.srt.mem_cache.radix_cache import RadixCache
-from sglang.srt.mem_cache.request_kv import RequestKV
+from sglang.srt.managers.scheduler_components.group_channel import Channel
+from sglang.srt.managers.scheduler_components.placement_report import report_placement
+from sglang.srt.managers.scheduler_components.schedule_batch import Plan
+from sglang.srt.managers.scheduler_components.stop_matcher import StopTokenizer
+from sglang.srt.managers.scheduler_components.wiring import build_parts
+from sglang.srt.managers.scheduler_components.worker import Worker
 from sglang.srt.messages.io_struct import (
     AbortReq,
     DispatchedReq,
@@ -37,94 +26,79 @@ from sglang.srt.messages.io_struct import (
     GetInternalStateReq,
     GetInternalStateReqOutput,
     GetPlacementReq,
+    Message,
     ShutdownReq,
     TokenizedGenerateReqInput,
 )
 from sglang.srt.platforms import available_memory_bytes
-from sglang.srt.runtime_context import assert_role, get_parallel
+from sglang.srt.runtime_context import assert_role
 
 logger = logging.getLogger(__name__)
 
-#: An idle loop turns at least this often, so that its age tells whether it lives.
+#: An idle loop steps at least this often, so that its age tells whether it lives.
 IDLE_WAIT_S = 1.0
 
 
-class Worker(Protocol):
-    """What the scheduler needs of whoever runs the model."""
+class Pulse(Protocol):
+    """How the loop shows the server process that it lives; a running forward may take longer than a step."""
 
-    model_config: Any
-    page_size: int
-    vocab_size: int
-    context_len: int
-    req_to_token_pool: Any
-    token_to_kv_pool_allocator: Any
+    def beat(self) -> None: ...
 
-    def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult: ...
+    def forward_begin(self) -> None: ...
+
+    def forward_end(self) -> None: ...
 
 
 class Scheduler:
     """Continuous batching over one worker. Configuration is read from the published namespaces.
 
     `channel` is None on the ranks that hold the same requests as their leader: they run the same loop on
-    what the leader hears, so that all of them plan the same batches.
+    what the leader receives, so that all of them plan the same batches.
     """
 
     def __init__(
-        self, worker: Worker, *, tokenizer: Any, channel: Channel | None, heartbeat: Any = None
+        self,
+        worker: Worker,
+        *,
+        tokenizer: StopTokenizer | None,
+        channel: Channel | None,
+        heartbeat: Pulse | None = None,
     ) -> None:
         assert_role("scheduler")
-        limits = SchedulerLimits.from_published(worker)
-        limits.make_known()
+        parts = build_parts(worker, tokenizer, channel)
         self.worker = worker
         self.channel = channel
-        self.group = group = GroupChannel(channel)
-        self.dp_rank = get_parallel().replica_rank
-        self._dp_attn = DpAttnSync() if get_parallel().attn_dp_size > 1 else None
-        self._delayer = PrefillDelayer.from_published(warns=group.is_leader)
+        self.dp_rank = parts.dp_rank
+        self.group = parts.group
+        self.queues = parts.queues
+        self.kv = parts.kv
+        self.planner = parts.planner
+        self.receiver = parts.receiver
+        self.processor = parts.processor
+        self.streamer = parts.streamer
+        self.load = parts.load
+        self.invariants = parts.invariants
+        self._dp_attn = parts.dp_attn
+        self._delayer = parts.delayer
         self._heartbeat = heartbeat
         self._stopping = False
-        self.queues = queues = RequestQueues()
-        self.kv = kv = RequestKV(
-            worker.req_to_token_pool, worker.token_to_kv_pool_allocator, _make_prefix_cache(limits)
-        )
-        self.streamer = OutputStreamer(group.send, limits, dp_rank=self.dp_rank)
-        self.planner = BatchPlanner(queues, kv, limits)
-        stop_matcher = StopMatcher(
-            tokenizer,
-            eos_token_ids=end_ids_of_model(tokenizer, worker.model_config),
-            vocab_size=limits.vocab_size,
-            context_len=limits.context_len,
-        )
-        self.processor = BatchResultProcessor(queues, kv, self.streamer, stop_matcher)
-        self.receiver = RequestReceiver(
-            queues,
-            limits=limits,
-            planner=self.planner,
-            processor=self.processor,
-            streamer=self.streamer,
-            stop_matcher=stop_matcher,
-        )
-        self.load = SchedulerLoad(
-            queues, kv, limits, self.streamer, dp_rank=self.dp_rank, is_leader=group.is_leader
-        )
-        self.invariants = InvariantChecker(queues, kv)
-        group.require_equal("scheduler's limits", limits.settings() | self.planner.settings())
-        logger.info("%s, available_cpu_mem=%.2f GB", limits.summary(), available_memory_bytes() / 2**30)
+        memory = available_memory_bytes() / 2**30
+        logger.info("%s, available_cpu_mem=%.2f GB", parts.limits.summary(), memory)
 
     def run_event_loop(self) -> None:
-        """Turn until a `ShutdownReq` comes. An exception leaves the loop: the rank process reports it and
-        ends.
-        """
+        """Step until a `ShutdownReq` comes; the rank process reports an exception that ends the loop."""
         while not self._stopping:
             worked = self.step()
             if self._heartbeat is not None:
-                self._heartbeat.turn()
+                self._heartbeat.beat()
             if not worked and not self._stopping and (self._dp_attn is None or self._dp_attn.may_rest):
                 self.group.rest(IDLE_WAIT_S)
 
     def step(self) -> bool:
-        """One turn; True while requests are left, with attention DP on any replica of the tensor group: all
-        its ranks turn together and get the same answer.
+        """One round of the loop; True while requests are left.
+
+        With attention DP all ranks of the tensor group step together and get the same answer: True while any
+        replica has requests.
         """
         now, messages = self.group.receive()
         for message in messages:
@@ -133,7 +107,7 @@ class Scheduler:
         agreement = None if self._dp_attn is None else self._agree(self._dp_attn, plan)
         if self._stopping:
             return False
-        self._take_step(plan, None if agreement is None else agreement.step)
+        self._run_plan(plan, None if agreement is None else agreement.step)
         self.streamer.flush()
         if self.queues.is_idle:
             self.planner.note_idle()
@@ -141,7 +115,7 @@ class Scheduler:
         return not self.queues.is_idle if agreement is None else agreement.has_requests
 
     def _plan(self, now: float) -> Plan:
-        """This replica's batch. A rank that is about to leave votes all the same: the others wait for it."""
+        """This replica's batch. A rank that is about to stop votes all the same: the others wait for it."""
         may_start = self._delayer is None or self._delayer.may_start(
             can_start=self.planner.can_start,
             is_in_prompt=self.queues.prefilling is not None,
@@ -159,15 +133,15 @@ class Scheduler:
     def _agree(self, dp_attn: DpAttnSync, plan: Plan) -> Agreement:
         agreement = dp_attn.agree(
             stopping=self._stopping,
-            # A request whose prompt this batch completes is in no list of the queues until it is processed.
+            # A request whose prompt this batch completes is in no queue until the batch is processed.
             has_requests=plan.batch is not None or not self.queues.is_idle,
             batch=None if plan.batch is None else plan.batch.forward,
         )
         self._stopping = agreement.stopping
         return agreement
 
-    def _take_step(self, plan: Plan, dp_step: DpStep | None) -> None:
-        """The forward of this turn; with nothing planned here, this replica's part of the others' forward."""
+    def _run_plan(self, plan: Plan, dp_step: DpStep | None) -> None:
+        """The planned forward; with nothing planned here, this replica's part of the others' forward."""
         batch = plan.batch
         if batch is not None:
             batch.forward.dp_step = dp_step
@@ -187,7 +161,7 @@ class Scheduler:
         finally:
             self._heartbeat.forward_end()
 
-    def _handle(self, message: Any, now: float) -> None:
+    def _handle(self, message: Message, now: float) -> None:
         if self._dp_attn is not None:
             self._dp_attn.count_received(message)
         match message:
@@ -204,7 +178,7 @@ class Scheduler:
                     GetInternalStateReqOutput(call_id=message.call_id, state=state, dp_rank=self.dp_rank)
                 )
             case GetPlacementReq():
-                self.group.send(PlacementReporter().report(message.call_id))
+                self.group.send(report_placement(message.call_id))
             case DispatchedReq() if self._dp_attn is not None:
                 pass  # counted above
             case ShutdownReq():
@@ -229,9 +203,3 @@ class Scheduler:
         self.kv.flush()
         logger.info("Cache flushed")
         return FlushCacheReqOutput(call_id=message.call_id, success=True, dp_rank=self.dp_rank)
-
-
-def _make_prefix_cache(limits: SchedulerLimits) -> BasePrefixCache:
-    if limits.disable_radix_cache:
-        return ChunkCache(limits.page_size)
-    return RadixCache(limits.page_size, make_evict_policy(limits.eviction_policy))

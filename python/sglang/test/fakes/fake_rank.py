@@ -60,7 +60,7 @@ class FakeLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            self._heartbeat.turn()
+            self._heartbeat.beat()
             if not self._running:
                 self._channel.wait(1.0)
             for message in self._channel.recv_all():
@@ -219,9 +219,9 @@ def main() -> int:
 
 
 def live_as_peer(config: RankConfig, heartbeat: Heartbeat) -> None:
-    """Turn until the leader of some group is told to leave."""
+    """Beat until the leader of some group is told to leave."""
     while not holds_within(0.05, pathlib.Path(config.folder, _LEFT).exists):
-        heartbeat.turn()
+        heartbeat.beat()
 
 
 if __name__ == "__main__":

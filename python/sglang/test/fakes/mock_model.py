@@ -128,7 +128,7 @@ class FakeWorker:
         self.vocab_size = VOCAB_SIZE
         self.context_len = context_len
         self.max_total_num_tokens = num_pages * page_size
-        self.model_config = SimpleNamespace(eos_token_ids=(EOS_ID,), vocab_size=VOCAB_SIZE)
+        self.model_config: Any = SimpleNamespace(eos_token_ids=(EOS_ID,), vocab_size=VOCAB_SIZE)
         self.req_to_token_pool = ReqToTokenPool(max_requests, context_len)
         self.token_to_kv_pool_allocator = make_slot_allocator(num_pages, page_size)
         slots = (num_pages + 1) * page_size

@@ -102,7 +102,7 @@ def kv_bytes_per_token(shape: ModelShape, layout: Layout) -> int:
 
 
 def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> dict[str, Counter[str]]:
-    """Calls that the turns and forwards of one rank need, by group; a group of one rank needs none.
+    """Calls that the steps and forwards of one rank need, by group; a group of one rank needs none.
 
     Forwards: attention and the embedding sum over the attention-TP group, unless the replica was idle. The
     feed-forward of a layer sums over the tensor group; with replicas its rows come from all of them and go
@@ -110,8 +110,8 @@ def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> dic
     by their variable-sized kin, or, where several ranks hold the same rows, by two sums. The head puts the
     vocabulary together, after it has fetched the rows of all replicas.
 
-    Turns: the leader of an attention-TP group hands its inbox on in every turn and the result after every
-    forward; replicas tell each other their sizes in every turn.
+    Steps: the leader of an attention-TP group hands its inbox on in every step and the result after every
+    forward; replicas tell each other their sizes in every step.
     """
     tp: Counter[str] = Counter()
     attn_tp: Counter[str] = Counter()

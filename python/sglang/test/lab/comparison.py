@@ -163,7 +163,7 @@ def _talking(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[
     for name in GROUPS:
         got, want = report.calls[name], dict(expected.get(name, {}))
         if got != want:
-            yield f"{name} group: {got}, its turns and forwards need {want}"
+            yield f"{name} group: {got}, its steps and forwards need {want}"
 
 
 def _coverage(layout: Layout, report: RankReport) -> Iterator[str]:
@@ -190,4 +190,4 @@ def _agreement(layout: Layout, ranks: Sequence[RankReport]) -> Iterator[str]:
             if any(member.calls[name] != members[0].calls[name] for member in members):
                 yield f"{name} group from rank {first} on: {[member.calls[name] for member in members]}"
     if len({rank.steps for rank in ranks}) > 1:
-        yield f"turns differ: {[rank.steps for rank in ranks]}"
+        yield f"steps differ: {[rank.steps for rank in ranks]}"

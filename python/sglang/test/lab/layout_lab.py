@@ -102,7 +102,7 @@ class CellResult:
     seconds: float
     failures: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    turns: int = 0
+    steps: int = 0
     #: Largest distance of a logit from that of one rank.
     furthest: float = 0.0
 
@@ -160,7 +160,7 @@ class LayoutLab:
                     )
             reports.append([answer.report for answer in ranks if answer.report is not None])
         if not result.failures:
-            result.turns = max(report.steps for ranks in reports for report in ranks)
+            result.steps = max(report.steps for ranks in reports for report in ranks)
             scenario = self._scenario(cell.model)
             layout = cell.layout
             if cell.draft:

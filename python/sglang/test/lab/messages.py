@@ -67,7 +67,7 @@ class RankReport(msgspec.Struct, kw_only=True):
     unfinished_prompts: int
     #: Calls of the head that these forwards need: see `lab_rank.Watch`.
     head_calls: int
-    #: Turns of the scheduler, over all phases.
+    #: Steps of the scheduler, over all phases.
     steps: int
 
 

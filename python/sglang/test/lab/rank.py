@@ -41,7 +41,7 @@ from sglang.test.lab.messages import (
     RequestReport,
 )
 
-#: A cell has a few hundred turns; a scheduler that never comes to rest is stopped here.
+#: A cell has a few hundred steps; a scheduler that never comes to rest is stopped here.
 MAX_STEPS = 2000
 
 
@@ -145,15 +145,15 @@ def _publish(order: CellOrder) -> None:
 def _run_phase(scheduler: Scheduler, channel: MemoryChannel | None, inbox: list[Any]) -> int:
     if channel is not None:
         channel.inbox.extend(inbox)
-    for turn in range(1, MAX_STEPS):
+    for step in range(1, MAX_STEPS):
         going_on = scheduler.step()
         scheduler.invariants.check_sum()
         scheduler.invariants.check_slots()
         if not going_on:
             if channel is not None and channel.inbox:
                 raise AssertionError("the scheduler rests while messages lie in its inbox")
-            return turn
-    raise AssertionError(f"a phase is not over after {MAX_STEPS} turns")
+            return step
+    raise AssertionError(f"a phase is not over after {MAX_STEPS} steps")
 
 
 def _reports(channel: MemoryChannel) -> dict[str, RequestReport]:

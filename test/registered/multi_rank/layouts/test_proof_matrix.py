@@ -79,9 +79,9 @@ def test_the_matrix_ran_every_cell_on_worlds_that_were_started_once(
 ) -> None:
     seconds = sum(result.seconds for result in _RESULTS.values())
     with capsys.disabled():
-        print("\n\n  seconds  turns  furthest  cell")
+        print("\n\n  seconds  steps  furthest  cell")
         for result in _RESULTS.values():
-            print(f"  {result.seconds:7.2f}  {result.turns:5d}  {result.furthest:8.1e}  {result.name}")
+            print(f"  {result.seconds:7.2f}  {result.steps:5d}  {result.furthest:8.1e}  {result.name}")
         print(f"  {seconds:7.2f}  {len(_RESULTS)} cells")
         print(f"  {sum(lab.start_seconds):7.2f}  start of {len(lab.start_seconds)} worlds")
     assert [result.name for result in _RESULTS.values() if result.passed] == PROVEN

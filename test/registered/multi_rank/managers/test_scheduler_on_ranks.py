@@ -1,4 +1,4 @@
-"""The scheduler on real ranks without a model: the same turns, plans, answers and ends everywhere."""
+"""The scheduler on real ranks without a model: the same steps, plans, answers and ends everywhere."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -40,20 +40,20 @@ Script = dict[int, list[Any]]
 
 
 class TurnChannel:
-    """A leader's channel: gives what the script has for a turn, notes the turns after which it rested."""
+    """A leader's channel: gives what the script has for a step, notes the steps after which it rested."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.turns = 0
+        self.steps = 0
         self.waits: list[int] = []
         self.sent: list[Any] = []
 
     def recv_all(self) -> list[Any]:
-        self.turns += 1
-        return self.script.get(self.turns - 1, [])
+        self.steps += 1
+        return self.script.get(self.steps - 1, [])
 
     def wait(self, timeout_s: float) -> None:
-        self.waits.append(self.turns)
+        self.waits.append(self.steps)
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -79,14 +79,14 @@ def scheduler_on(rank: int, scripts: list[Script], **fields: Any) -> Iterator[Sc
         reset_context()
 
 
-def last_turn(scripts: list[Script]) -> int:
-    return max(turn for script in scripts for turn in script)
+def last_step(scripts: list[Script]) -> int:
+    return max(step for script in scripts for step in script)
 
 
-def live(scheduler: Scheduler, scripts: list[Script], max_turns: int = 2000) -> list[Any]:
-    """Turn until the scripts and the work are over (every rank knows when); one entry a turn, JSON-safe."""
+def live(scheduler: Scheduler, scripts: list[Script], max_steps: int = 2000) -> list[Any]:
+    """Step until the scripts and the work are over (every rank knows when); one entry a step, JSON-safe."""
     history = []
-    for turn in range(max_turns):
+    for step in range(max_steps):
         going_on = scheduler.step()
         scheduler.invariants.check_sum()
         scheduler.invariants.check_slots()
@@ -99,9 +99,9 @@ def live(scheduler: Scheduler, scripts: list[Script], max_turns: int = 2000) -> 
                 round(scheduler.planner.new_token_ratio, 9),
             ]
         )
-        if not going_on and turn > last_turn(scripts):
+        if not going_on and step > last_step(scripts):
             return history
-    raise AssertionError(f"not done after {max_turns} turns")
+    raise AssertionError(f"not done after {max_steps} steps")
 
 
 def ids_told(scheduler: Scheduler) -> dict[str, list[int]]:
@@ -171,24 +171,24 @@ def two_ranks_one_replica(rank: int) -> dict[str, Any]:
     # The loop itself: a peer rests nowhere and leaves with its leader.
     scripts = [{0: [make_request("r", PROMPT, 5)], 12: [ShutdownReq()]}]
     with scheduler_on(rank, scripts, tp_size=2) as scheduler:
-        turns = _count_turns(scheduler)
+        steps = _count_steps(scheduler)
         scheduler.run_event_loop()
-        answer["turns"] = turns[0]
+        answer["steps"] = steps[0]
         answer["waits"] = None if scheduler.channel is None else scheduler.channel.waits
     answer["divergence"] = _diverge(rank)
     return answer
 
 
-def _count_turns(scheduler: Scheduler) -> list[int]:
-    turns = [0]
+def _count_steps(scheduler: Scheduler) -> list[int]:
+    steps = [0]
     step = scheduler.step
 
     def counted() -> bool:
-        turns[0] += 1
+        steps[0] += 1
         return step()
 
     scheduler.step = counted
-    return turns
+    return steps
 
 
 def _expire_by_the_leaders_clock(rank: int) -> list[Any]:
@@ -226,9 +226,9 @@ def _diverge(rank: int) -> str:
         return str(caught.value)
 
 
-def test_ranks_that_hold_the_same_requests_live_the_same_turns() -> None:
+def test_ranks_that_hold_the_same_requests_live_the_same_steps() -> None:
     first, second = run_ranks(two_ranks_one_replica, world_size=2)
-    for name in ("history", "ids", "reasons", "logprobs", "expired", "drawn", "turns"):
+    for name in ("history", "ids", "reasons", "logprobs", "expired", "drawn", "steps"):
         assert first[name] == second[name], name
     assert first["retractions"] == second["retractions"] > 0
     assert first["sent"] > 0 and second["sent"] == 0, "peers send nothing"
@@ -237,7 +237,7 @@ def test_ranks_that_hold_the_same_requests_live_the_same_turns() -> None:
     assert first["ids"]["logprobs"] == expected_output(PROMPT, 9)
     assert first["expired"] == [8, {"r": "abort"}]
     assert first["drawn"] == [100] * 5
-    assert first["turns"] == 13 and first["waits"] == list(range(5, 13)) and second["waits"] is None
+    assert first["steps"] == 13 and first["waits"] == list(range(5, 13)) and second["waits"] is None
     assert "another batch than its leader" in second["divergence"]
 
 
@@ -270,7 +270,7 @@ def replicas(rank: int, tp_size: int) -> dict[str, Any]:
     scripts = uneven_scripts()
     with scheduler_on(rank, scripts, **layout, **{**TIGHT, "pool_tokens": 90}) as scheduler:
         history = live(scheduler, scripts)
-        answer["turns"], answer["replica"], answer["history"] = len(history), scheduler.dp_rank, history
+        answer["steps"], answer["replica"], answer["history"] = len(history), scheduler.dp_rank, history
         answer["ids"] = ids_told(scheduler)
         answer["retractions"] = scheduler.load.num_retractions
         steps = scheduler.worker.steps
@@ -293,16 +293,16 @@ def replicas(rank: int, tp_size: int) -> dict[str, Any]:
 
 
 def _wake(rank: int, layout: dict[str, Any]) -> dict[str, Any]:
-    """A request for replica 1 arrives two turns after its dispatch note; the ends of all loops."""
+    """A request for replica 1 arrives two steps after its dispatch note; the ends of all loops."""
     scripts: list[Script] = [
         {5: [DispatchedReq(counts=[0, 1])], 30: [DispatchedReq(counts=[0, 2])]},
         {7: [make_request("r", PROMPT[:20], 4)], 33: [ShutdownReq()]},
     ]
     with scheduler_on(rank, scripts, **layout) as scheduler:
-        turns = _count_turns(scheduler)
+        steps = _count_steps(scheduler)
         scheduler.run_event_loop()
         return {
-            "turns": turns[0],
+            "steps": steps[0],
             "waits": None if scheduler.channel is None else scheduler.channel.waits,
             "ids": ids_told(scheduler),
             "forwards": len(scheduler.worker.batch_sizes),
@@ -310,7 +310,7 @@ def _wake(rank: int, layout: dict[str, Any]) -> dict[str, Any]:
 
 
 def _delay(rank: int, layout: dict[str, Any]) -> list[Any]:
-    """Both replicas run one request; replica 0 gets a second one at once, replica 1 five turns later."""
+    """Both replicas run one request; replica 0 gets a second one at once, replica 1 five steps later."""
     scripts: list[Script] = [
         {0: [make_request("a", PROMPT[:5], 40)], 4: [make_request("b", PROMPT[5:25], 10)]},
         {0: [make_request("c", PROMPT[:6], 40)], 9: [make_request("d", PROMPT[9:30], 10)]},
@@ -352,8 +352,8 @@ def test_replicas_of_uneven_load_take_the_same_steps(world_size: int) -> None:
         for name in ("history", "ids", "retractions", "idle", "replica", "delayed"):
             assert answer[name] == leader[name], (rank, name)
         assert answer["steps"] == answers[0]["steps"], "all ranks ran the same forwards"
-        assert answer["turns"] == answers[0]["turns"]
-        assert answer["woken"]["turns"] == answers[0]["woken"]["turns"] == 34, "all leave in one turn"
+        assert answer["steps"] == answers[0]["steps"]
+        assert answer["woken"]["steps"] == answers[0]["woken"]["steps"] == 34, "all leave in one step"
         assert answer["woken"]["forwards"] == answers[0]["woken"]["forwards"] == 4
         assert answer["most"] == 4, "8 running requests over two replicas"
         assert (answer["dp_ranks"] == []) == (rank % each > 0), "peers send nothing"
@@ -370,7 +370,7 @@ def test_replicas_of_uneven_load_take_the_same_steps(world_size: int) -> None:
         state["cache_hit_rate"] > 0.4 and state["dp_rank"] == 1 and state["num_generated_tokens"] == 21 + 24
     )
 
-    # Replica 0's leader rests where nobody has work, but not in the turns between the note and the request.
+    # Replica 0's leader rests where nobody has work, but not in the steps between the note and the request.
     waits = answers[0]["woken"]["waits"]
     assert set(range(1, 34)) - set(waits) == {6, 7, *range(8, 12), 31, 32, 33}
     assert answers[each]["woken"]["waits"] == []

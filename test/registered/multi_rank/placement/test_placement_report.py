@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sglang.srt.distributed import parallel_state
-from sglang.srt.managers.scheduler_components.placement_report import PlacementReporter
+from sglang.srt.managers.scheduler_components.placement_report import report_placement
 from sglang.srt.runtime_context import SpawnRanks, get_context, publish
 from sglang.srt.server_args import ServerArgs
 from sglang.test.multi_rank import run_ranks
@@ -27,7 +27,7 @@ def report(rank: int) -> list[Any]:
         publish(ServerArgs(model_path="dummy", **fields), role="test", ranks=SpawnRanks(world_rank=rank))
         parallel_state.initialize_model_parallel()
         get_context().override(f"rank {rank}", max_prefill_tokens=100 + rank)
-        answers.append(msgspec.to_builtins(PlacementReporter().report(7)))
+        answers.append(msgspec.to_builtins(report_placement(7)))
         parallel_state.destroy_model_parallel()
     return answers
 

@@ -100,23 +100,23 @@ def test_the_log_has_the_lines_that_scripts_match(
 
 class Pulse:
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.calls: list[str] = []
 
-    def turn(self) -> None:
-        self.heard.append("turn")
+    def beat(self) -> None:
+        self.calls.append("beat")
 
     def forward_begin(self) -> None:
-        self.heard.append("begin")
+        self.calls.append("begin")
 
     def forward_end(self) -> None:
-        self.heard.append("end")
+        self.calls.append("end")
 
 
 class EndingChannel(MemoryChannel):
     """Says shutdown once the loop has rested twice."""
 
     def wait(self, timeout_s: float) -> None:
-        assert 0 < timeout_s <= 1.0, "an idle loop turns at least once a second"
+        assert 0 < timeout_s <= 1.0, "an idle loop steps at least once a second"
         super().wait(timeout_s)
         if self.waits == 2:
             self.inbox.append(ShutdownReq())
@@ -127,8 +127,8 @@ def test_the_loop_works_rests_beats_and_ends(new_scheduler: New) -> None:
     scheduler = Scheduler(new_scheduler().worker, tokenizer=None, channel=channel, heartbeat=pulse)
     channel.inbox.append(make_request("a", PROMPT, 3))
     scheduler.run_event_loop()
-    assert pulse.heard[:3] == ["begin", "end", "turn"] and pulse.heard.count("begin") == 3
-    assert channel.waits == 2 and pulse.heard.count("turn") == 5
+    assert pulse.calls[:3] == ["begin", "end", "beat"] and pulse.calls.count("begin") == 3
+    assert channel.waits == 2 and pulse.calls.count("beat") == 5
 
 
 def test_a_shutdown_drops_what_still_runs(new_scheduler: New) -> None:
@@ -150,7 +150,7 @@ def test_an_error_of_the_worker_leaves_the_loop(new_scheduler: New) -> None:
     scheduler.channel.inbox.append(make_request("a", PROMPT, 3))
     with pytest.raises(RuntimeError, match="kernel failed"):
         scheduler.run_event_loop()
-    assert pulse.heard == ["begin", "end"]
+    assert pulse.calls == ["begin", "end"]
 
 
 def test_a_message_for_somebody_else_is_an_error(new_scheduler: New) -> None:

@@ -177,6 +177,6 @@ def test_the_published_limit_counts_the_requests_of_all_replicas() -> None:
     worker = FakeWorker(pool_tokens=256, page_size=1, max_requests=64, context_len=64)
     for _ in range(2):
         limits = SchedulerLimits.from_published(worker)
-        limits.make_known()
+        limits.override_published()
         assert limits.max_running_requests == 4 and get_schedule().max_running_requests == 8
     assert decided() == {"max_total_tokens": 256, "max_running_requests": 8}

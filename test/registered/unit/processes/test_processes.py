@@ -444,7 +444,7 @@ def test_a_rank_works_though_its_parents_folder_is_gone(
 def test_a_full_disk_is_noticed_before_a_rank_is_started(
     folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hole in the pulse's file is filled at the first turn, which a full disk answers with SIGBUS."""
+    """A hole in the heartbeat's file is filled at the first beat, which a full disk answers with SIGBUS."""
     beat = folder.heartbeat_path(0)
     HeartbeatReader(beat)
     assert beat.stat().st_blocks > 0, "the file has holes"
@@ -502,9 +502,9 @@ def test_a_heartbeat_tells_age_and_whether_a_forward_runs(
     reader = HeartbeatReader(path)
     assert reader.age() == float("inf")
     beat = Heartbeat(path)
-    before = reader.turns
-    beat.turn()
-    assert reader.turns == before + 1
+    before = reader.steps
+    beat.beat()
+    assert reader.steps == before + 1
     now[0] += 3.5
     assert reader.age() == 3.5
     beat.forward_begin()

@@ -1,7 +1,6 @@
-"""Owns what a forward's result does to its requests: tokens and logprobs appended, ends found, slots kept
-or given back.
+"""Owns what a forward's result does to its requests: appends tokens and logprobs, finds ends, frees slots.
 
-Called by the scheduler after every forward. It must not plan and must not send: news go to the streamer.
+Called by the scheduler after every forward. It must not plan, and it sends only through the streamer.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from sglang.srt.messages.io_struct import FinishReason, TokenLogprob
 
 
 class BatchResultProcessor:
-    """Prompts that are complete join the running requests; requests that ended leave with their pages
-    cached.
-    """
+    """A complete prompt joins the running requests; a request that ends leaves its pages in the cache."""
 
     def __init__(
         self, queues: RequestQueues, kv: RequestKV, streamer: OutputStreamer, stop_matcher: StopMatcher
@@ -36,7 +33,7 @@ class BatchResultProcessor:
                 self._process_part(place, part, result)
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
-        """`req` ends now, wherever it stood; the caller takes it out of the queues."""
+        """`req` ends now, at whatever stage; the caller takes it out of the queues."""
         req.finish_reason = reason
         if req.req_pool_idx is not None:
             self._kv.release(req, keep=keep)
@@ -114,7 +111,7 @@ class BatchResultProcessor:
             req.wants_input_logprobs = False
 
     def _fail(self, req: Req, failure: str) -> None:
-        """This row alone failed; what it computed last is not kept."""
+        """This request alone failed; what it computed last is not kept."""
         self.end(
             req,
             FinishReason(type="abort", message=failure, status_code=500, err_type="InternalServerError"),

@@ -1,25 +1,24 @@
-"""Owns what the attention-DP replicas of one tensor group agree on in every turn: whether a forward runs, who
-has work, when all leave.
+"""Owns what attention-DP replicas agree on each step: whether a forward runs, who has work, when all leave.
 
 Asked by the scheduler after planning, and by the prefill delayer before. It must not plan: each replica's
-batch is its own business, here only sizes are exchanged.
+batch is its own business, only its sizes are exchanged here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode
-from sglang.srt.messages.io_struct import DispatchedReq
+from sglang.srt.messages.io_struct import DispatchedReq, Message
 from sglang.srt.model_executor.result_broadcast import plan_checksum
 from sglang.srt.runtime_context import get_parallel
 
 
 class ReplicaFacts(NamedTuple):
-    """What one replica says in a turn; plain integers, gathered as one row."""
+    """What one replica tells the others in a step; plain integers, gathered as one row."""
 
     received: int  # messages from its channel since the start, dispatch notes not counted
     stopping: int
@@ -32,7 +31,7 @@ class ReplicaFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The turn, the same on all ranks. `step` is None when no replica has a token to compute."""
+    """What all ranks know after the exchange. `step` is None when no replica has a token to compute."""
 
     step: DpStep | None
     stopping: bool
@@ -42,8 +41,7 @@ class Agreement:
 def gather_from_replicas(fields: tuple[str, ...], mine: tuple[int, ...]) -> list[list[int]]:
     """One row per attention-DP replica, from one gather over the tensor group.
 
-    All ranks of a replica must have said the same: they plan the same batch, or their forwards would not
-    meet.
+    All ranks of a replica must have sent the same: their forwards only meet when they planned the same batch.
     """
     parallel = get_parallel()
     gathered = parallel.tp_group.all_gather(torch.tensor([mine], dtype=torch.int64))
@@ -63,8 +61,10 @@ def gather_from_replicas(fields: tuple[str, ...], mine: tuple[int, ...]) -> list
 
 
 class DpAttnSync:
-    """One gather a turn. Only the leader of replica 0 rests when nobody has work; the others wait in the next
-    gather for it, so it must not rest while a message is on its way to one of them.
+    """One gather a step. When nobody has work, only the leader of replica 0 waits for messages.
+
+    The others wait for it in the next gather, so it must not wait while a message is under way to one of
+    them.
     """
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ class DpAttnSync:
         self._dispatched = [0] * self._num_replicas
         self._all_arrived = True
 
-    def count_received(self, message: Any) -> None:
-        """The leader's channel gave `message`; a dispatch note says how many each replica has been sent."""
+    def count_received(self, message: Message) -> None:
+        """Count a message of the leader's channel; a dispatch note says how many each replica was sent."""
         if not isinstance(message, DispatchedReq):
             self._num_received += 1
             return
@@ -93,9 +93,7 @@ class DpAttnSync:
         return self._is_first and self._all_arrived
 
     def agree(self, *, stopping: bool, has_requests: bool, batch: ForwardBatch | None) -> Agreement:
-        """Tell the others what this replica is about to do and hear what they are. Every rank of the tensor
-        group calls it once a turn.
-        """
+        """Exchange what each replica is about to do; every rank of the tensor group calls it once a step."""
         mine = self._facts(stopping, has_requests, batch)
         rows = [ReplicaFacts(*row) for row in gather_from_replicas(ReplicaFacts._fields, mine)]
         self._all_arrived = all(

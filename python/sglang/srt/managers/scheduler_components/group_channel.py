@@ -1,50 +1,48 @@
-"""Owns the inbox of the ranks that hold the same requests: the leader's channel, and its copy to every peer.
+"""Owns what an attention-TP group receives: the leader's messages and time, sent to its peers each step.
 
-Read by the scheduler once a turn. It must not look into a message, and it is the only place where a rank
-reads a clock that decides something: all ranks of the group work with the leader's time.
+Read by the scheduler. It must not look into a message. Only here is a clock read that decides something: all
+ranks of the group work with the leader's time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from sglang.srt.messages.io_struct import decode, encode
+from sglang.srt.messages.io_struct import Message, decode, encode
 from sglang.srt.runtime_context import get_parallel
 
-#: First word of what the leader broadcasts here, so that a rank that is elsewhere in its turn notices.
+#: Marks this broadcast, so that a rank that waits for another one notices.
 INBOX = "inbox"
-#: A leader that rests must be back long before its peers' broadcast runs into `--dist-timeout`.
+#: An idle leader must be back long before its peers' broadcast runs into `--dist-timeout`.
 _TIMEOUT_SHARE = 0.5
 
 
 class Channel(Protocol):
     """Where requests come from and answers go."""
 
-    def recv_all(self) -> list[Any]: ...
+    def recv_all(self) -> list[Message]: ...
 
-    def wait(self, timeout_s: float) -> Any: ...
+    def wait(self, timeout_s: float) -> object: ...
 
-    def send(self, message: Any) -> Any: ...
+    def send(self, message: Message) -> object: ...
 
 
 class Inbox(NamedTuple):
-    """What a turn starts from, the same on all ranks of the group."""
+    """What a step starts from, the same on all ranks of the group."""
 
     now: float
-    messages: list[Any]
+    messages: list[Message]
 
 
 class GroupChannel:
-    """The attention-TP group's end of the wire. `channel` is None on a peer: it hears what the leader hears
-    and sends nothing.
-    """
+    """The channel of a whole attention-TP group. A peer has no `channel` of its own and sends nothing."""
 
     def __init__(self, channel: Channel | None) -> None:
         parallel = get_parallel()
         self._width: int = parallel.attn_tp_size
-        self._is_leader = parallel.is_attn_tp_leader
+        self._is_leader = get_parallel().is_attn_tp_leader
         if (channel is not None) != self._is_leader:
             raise RuntimeError(
                 f"attention-TP rank {parallel.attn_tp_rank if self._width > 1 else 0} of {self._width} was "
@@ -52,7 +50,7 @@ class GroupChannel:
                 "peers must have none"
             )
         self._channel = channel
-        self._turn = 0
+        self._step = 0
         self._longest_wait = float("inf")
         if parallel.tp_size > 1 and parallel.dist_timeout is not None:
             self._longest_wait = parallel.dist_timeout * _TIMEOUT_SHARE
@@ -62,42 +60,42 @@ class GroupChannel:
         return self._is_leader
 
     def receive(self) -> Inbox:
-        """What arrived since the last turn. A peer waits here for its leader."""
+        """What arrived since the last step. A peer waits here for its leader."""
         if self._width == 1:
             assert self._channel is not None
             return Inbox(time.monotonic(), self._channel.recv_all())
-        self._turn += 1
+        self._step += 1
         if self._channel is None:
-            return self._hear()
+            return self._receive_from_leader()
         messages = self._channel.recv_all()
         inbox = Inbox(time.monotonic(), messages)
-        copy = [INBOX, self._turn, inbox.now, [encode(message) for message in messages]]
+        copy = [INBOX, self._step, inbox.now, [encode(message) for message in messages]]
         get_parallel().attn_tp_group.broadcast_object(copy, src=0)
         return inbox
 
-    def _hear(self) -> Inbox:
-        heard = get_parallel().attn_tp_group.broadcast_object(None, src=0)
-        if not isinstance(heard, list) or heard[:2] != [INBOX, self._turn]:
-            what = heard[:2] if isinstance(heard, list) else type(heard).__name__
+    def _receive_from_leader(self) -> Inbox:
+        copy = get_parallel().attn_tp_group.broadcast_object(None, src=0)
+        if not isinstance(copy, list) or copy[:2] != [INBOX, self._step]:
+            what = copy[:2] if isinstance(copy, list) else type(copy).__name__
             raise RuntimeError(
                 f"rank {get_parallel().attn_tp_rank} of the attention-TP group waits for the messages of "
-                f"turn {self._turn}, and its leader sent {what}: the two planned differently in the turn "
+                f"step {self._step}, and its leader sent {what}: the two planned differently in the step "
                 "before"
             )
-        _, _, now, messages = heard
+        _, _, now, messages = copy
         return Inbox(now, [decode(message) for message in messages])
 
     def rest(self, timeout_s: float) -> None:
-        """Wait for something to arrive. A peer does not: it waits in the next turn's broadcast."""
+        """Wait for something to arrive. A peer does not: it waits in the next step's broadcast."""
         if self._channel is not None:
             self._channel.wait(min(timeout_s, self._longest_wait))
 
-    def send(self, message: Any) -> None:
-        """The leader's word for the whole group."""
+    def send(self, message: Message) -> None:
+        """The leader answers for the whole group."""
         if self._channel is not None:
             self._channel.send(message)
 
-    def require_equal(self, what: str, facts: Mapping[str, Any]) -> None:
+    def require_equal(self, what: str, facts: Mapping[str, object]) -> None:
         """Refuse ranks that would decide by different numbers (another environment on another host, say)."""
         if self._width == 1:
             return

@@ -1,7 +1,6 @@
-"""Owns the sums that must hold between steps: every page is free, cached or owned by a request, and nothing
-stays locked.
+"""Owns the sums that must hold between steps: every page is free, cached or owned, and nothing stays locked.
 
-Asked by the scheduler when it falls idle, and by tests after every step. It must not repair anything: a
+Asked by the scheduler when it becomes idle, and by tests after every step. It must not repair anything: a
 wrong sum is an error.
 """
 
@@ -15,7 +14,7 @@ from sglang.srt.mem_cache.request_kv import RequestKV
 
 
 class InvariantChecker:
-    """Raises `RuntimeError` with all numbers of the sum."""
+    """Each check raises `RuntimeError` with all numbers of its sum."""
 
     def __init__(self, queues: RequestQueues, kv: RequestKV) -> None:
         self._queues = queues
@@ -49,7 +48,7 @@ class InvariantChecker:
             )
 
     def check_slots(self) -> None:
-        """Every slot is where the sum says, and nowhere twice. Walks everything: for tests."""
+        """Every slot is held once and lies in the pool. Visits every slot, so it is for tests."""
         kv, cache = self._kv, self._kv.prefix_cache
         held: list[np.ndarray] = []
         if isinstance(cache, RadixCache):

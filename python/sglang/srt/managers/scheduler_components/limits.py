@@ -1,15 +1,14 @@
 """Owns the numbers that bound the scheduler, read once from the published configuration and the worker.
 
-Read by the scheduler's parts. It must not decide anything: no default is chosen here, an unresolved flag is
-an error.
+Read by the scheduler's parts. It must not choose a default: an unresolved flag is an error.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sglang.srt.environ import envs
+from sglang.srt.managers.scheduler_components.worker import Worker
 from sglang.srt.runtime_context import (
     get_context,
     get_memory,
@@ -45,7 +44,7 @@ class SchedulerLimits:
     running_timeout_s: float
 
     @classmethod
-    def from_published(cls, worker: Any) -> SchedulerLimits:
+    def from_published(cls, worker: Worker) -> SchedulerLimits:
         """The limits of this deployment; `RuntimeError` names a flag that resolution should have filled."""
         schedule, memory = get_schedule(), get_memory()
         chunk = schedule.chunked_prefill_size
@@ -82,25 +81,26 @@ class SchedulerLimits:
             running_timeout_s=envs.SGLANG_REQ_RUNNING_TIMEOUT.get(),
         )
 
-    def make_known(self) -> None:
-        """Publish what the pool made of the flags, so that every reader, `/server_info` and the log of
-        `/placement` name the numbers in force. `max_running_requests` counts all attention-DP replicas.
+    def override_published(self) -> None:
+        """Publish the numbers that the pool allows, so that `/server_info` and `/placement` show them.
+
+        `max_running_requests` counts all attention-DP replicas.
         """
         schedule = get_schedule()
-        found = {
+        allowed = {
             "max_total_tokens": self.pool_size,
             "max_running_requests": self.max_running_requests * get_parallel().attn_dp_size,
         }
-        changed = {name: value for name, value in found.items() if getattr(schedule, name) != value}
+        changed = {name: value for name, value in allowed.items() if getattr(schedule, name) != value}
         if changed:
             get_context().override("scheduler", **changed)
 
-    def settings(self) -> dict[str, Any]:
-        """Every number by name, for ranks that must decide alike."""
+    def settings(self) -> dict[str, object]:
+        """Every limit by name, for ranks that must decide alike."""
         return asdict(self)
 
     def summary(self) -> str:
-        """The line that tools look for once the pool is there."""
+        """The line that log readers search for once the pool is there."""
         return (
             f"max_total_num_tokens={self.pool_size}, chunked_prefill_size={self.chunk_size or -1}, "
             f"max_prefill_tokens={self.max_prefill_tokens}, "

@@ -1,14 +1,13 @@
 """Owns the scheduler's counters: how much runs, waits and is cached, how fast, and the log lines that say so.
 
-Read by /server_info and by people who watch the log. Nothing is planned by these numbers (they look at a
-clock).
+Read by `/server_info` and by people who watch the log. No plan may depend on them: they contain clock
+readings.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from sglang.srt.batch.forward_batch import GenerationBatchResult
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
@@ -20,8 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class SchedulerLoad:
-    """Counts what happened to this replica since the start; one log line per prefill batch and one every
-    `decode_log_interval` decode batches, from the leader of the ranks that hold the same requests.
+    """Counts what happened to this replica since the start.
+
+    Logs one line per prefill batch and one every `decode_log_interval` decode batches, on the leader of the
+    ranks that hold the same requests.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class SchedulerLoad:
             self.num_prefill_forwards += 1
             self._log_prefill(batch.parts)
 
-    def state(self, new_token_ratio: float) -> dict[str, Any]:
-        """Everything as plain values (`internal_states` of /server_info)."""
+    def state(self, new_token_ratio: float) -> dict[str, object]:
+        """Everything as plain values (`internal_states` of `/server_info`)."""
         used = self._kv.used()
         hit_rate = self._cached_prompt_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
         return {

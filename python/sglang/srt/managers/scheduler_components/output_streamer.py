@@ -1,8 +1,7 @@
-"""Owns what leaves the scheduler: which request has news worth sending, and one message with the news of a
-whole step.
+"""Owns what leaves the scheduler: which requests have output to send, and one message for a whole step.
 
-Fed by the result processor, the receiver and the scheduler. It must not change a request, but for what it
-notes as sent.
+Filled by the result processor, the receiver and the scheduler. It must not change a request, except how many
+of its tokens were sent.
 """
 
 from __future__ import annotations
@@ -20,22 +19,20 @@ from sglang.srt.messages.io_struct import (
 
 
 class OutputStreamer:
-    """A stream gets its first token at once and then every `stream_interval` tokens; other requests are
-    reported rarely.
-    """
+    """A stream gets its first token at once and then every `stream_interval` tokens, others report rarely."""
 
     def __init__(
         self, send: Callable[[BatchTokenIDOutput], None], limits: SchedulerLimits, *, dp_rank: int = 0
     ) -> None:
         self._send = send
         self._dp_rank = dp_rank
-        self.num_ended = 0  # requests whose end was taken, refusals included
+        self.num_ended = 0  # with refusals
         self._interval = limits.stream_interval
         self._hidden_interval = limits.hidden_stream_interval
         self._outputs: list[TokenOutput] = []
 
     def collect(self, req: Req) -> None:
-        """Take the news of `req` if they are due. Every token and every end is taken exactly once."""
+        """Take the new output of `req` if it is due. Every token and every end is taken exactly once."""
         if req.finish_reason is None:
             unsent = len(req.output_ids) - req.num_sent
             if not req.stream:

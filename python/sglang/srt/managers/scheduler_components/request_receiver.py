@@ -1,7 +1,6 @@
-"""Owns the scheduler's door: every message that arrives, the refusals of requests that cannot be served,
-and aborts.
+"""Owns which requests are queued or refused when they arrive, and which are taken out again before their end.
 
-Called by the scheduler at the start of every step. It must not plan; what it takes in waits in the queues.
+Called by the scheduler at the start of every step. It must not plan; what it accepts waits in the queues.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sglang.srt.messages.io_struct import AbortReq, FinishReason, TokenizedGener
 
 
 class RequestReceiver:
-    """Turns requests into waiting `Req`s and takes requests out again on abort or when their time is over."""
+    """Makes waiting `Req`s of requests; takes them out again on an abort or when their time is over."""
 
     def __init__(
         self,
@@ -55,8 +54,8 @@ class RequestReceiver:
             raise RuntimeError(
                 f"request {message.rid!r} came without a sampling_seed: whoever tokenizes it sets one"
             )
-        row = SamplingState(params, params.sampling_seed, self._stop_matcher.end_ids(params))
-        req = Req(message, row, allowed, self._num_arrived)
+        sampling = SamplingState(params, params.sampling_seed, self._stop_matcher.end_ids(params))
+        req = Req(message, sampling, allowed, self._num_arrived)
         self._num_arrived += 1
         req.queued_at = now
         self._planner.note_arrival(req)
@@ -89,7 +88,7 @@ class RequestReceiver:
         return None
 
     def _wrong_ids(self, message: TokenizedGenerateReqInput) -> str | None:
-        """A sentence about an id outside the vocabulary: it would fail every request of its batch."""
+        """Which id lies outside the vocabulary, as a sentence: it would fail every request of its batch."""
         size = self._limits.vocab_size
         for name, ids in (("input_ids", message.input_ids), ("token_ids_logprob", message.token_ids_logprob)):
             if ids and (min(ids) < 0 or max(ids) >= size):
@@ -104,7 +103,7 @@ class RequestReceiver:
         return None
 
     def abort(self, message: AbortReq) -> None:
-        """End every request that is meant, at any stage; each returns once, with the ids it has."""
+        """End every request that the abort names, at any stage; each is answered with the ids it has."""
         if message.abort_all:
             self._take_out(lambda req: True, FinishReason(type="abort", message="Aborted"))
         elif message.rid:
@@ -115,8 +114,9 @@ class RequestReceiver:
             )
 
     def expire(self, now: float) -> None:
-        """End requests that waited or ran longer than the environment allows at `now`, which is the group's
-        time: all ranks end them in the same turn.
+        """End requests that have waited or run longer than the environment allows.
+
+        `now` is the group's time, so all ranks end them in the same step.
         """
         if not self._has_deadlines:
             return
@@ -141,12 +141,12 @@ class RequestReceiver:
                 ),
             )
 
-    def _take_out(self, is_meant: Callable[[Req], bool], reason: FinishReason) -> None:
+    def _take_out(self, is_named: Callable[[Req], bool], reason: FinishReason) -> None:
         queues = self._queues
-        meant = [req for req in (*queues.started(), *queues.waiting) if is_meant(req)]
-        if not meant:
+        named = [req for req in (*queues.started(), *queues.waiting) if is_named(req)]
+        if not named:
             return
-        for req in meant:
+        for req in named:
             self._processor.end(req, reason)
         queues.running = [req for req in queues.running if req.finish_reason is None]
         queues.waiting = deque(req for req in queues.waiting if req.finish_reason is None)

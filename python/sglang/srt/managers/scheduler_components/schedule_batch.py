@@ -1,6 +1,6 @@
-"""Owns the lists of requests by stage, and how a planned set of requests becomes one forward batch.
+"""Owns the queues of requests, the plan of a step, and how planned requests become one forward batch.
 
-Read and written by the scheduler's parts. It must not choose requests (the planner does) and must not
+Read and written by the scheduler's parts. It must not choose requests (the planners do) and must not
 allocate.
 """
 
@@ -60,6 +60,15 @@ class ScheduledBatch:
     reqs: list[Req]
     forward: ForwardBatch
     parts: list[PrefillPart] | None = None
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a step does: the batch to run, and the requests that the full pool ended or sent back to wait."""
+
+    batch: ScheduledBatch | None = None
+    ended: list[Req] = field(default_factory=list)
+    retracted: list[Req] = field(default_factory=list)
 
 
 def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> ScheduledBatch:

@@ -1,7 +1,6 @@
-"""Owns the order of the waiting queue and the estimates behind admission: token budget of a prefill,
-expected growth of the running.
+"""Owns the order of the waiting queue and the estimates behind admission: prefill budget, expected growth.
 
-Read by the planner. It must not look at a clock or at hash order: the same requests always give the same
+Read by the planners. It must not look at a clock or at hash order: the same requests always give the same
 plan.
 """
 
@@ -15,13 +14,12 @@ from sglang.srt.batch.req import Req
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import common_prefix_length
 
-SCHEDULE_POLICIES = ("fcfs", "lpm")
 #: A longer queue is served first come, first served: matching every prompt each step would cost more than
 #: it saves.
 LPM_MAX_QUEUE = 128
-#: A request that saw this many younger ones start goes first, whatever the policy.
+#: A request that has seen this many later ones start goes first, whatever the policy.
 PASSED_OVER_LIMIT = 64
-#: A common prefix of fewer new tokens is computed twice rather than waited for.
+#: A common prefix of fewer new tokens is computed twice instead of waited for.
 SHARE_MIN_TOKENS = 16
 #: A request waits for at most this many other requests to compute a prefix it shares.
 DEFERRALS_LIMIT = 8
@@ -91,9 +89,7 @@ class PrefillBudget:
     cuts_prompts: bool
 
     def take(self, wanted: int, *, first: bool) -> int:
-        """How many of `wanted` tokens fit now: all or a part with chunking, all or nothing without (the
-        first always fits).
-        """
+        """How many of `wanted` tokens fit now; without chunking all or none, and the first always fits."""
         if self.requests <= 0:
             return 0
         if self.cuts_prompts:
@@ -108,7 +104,7 @@ class PrefillBudget:
 class NewTokenRatio:
     """The share of its allowed output that a request is expected to produce.
 
-    Starts at a guess, falls with every decode step that found room, and jumps up after a retraction.
+    It starts at a guess, falls with every decode step that found room, and jumps up after a retraction.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -130,17 +126,15 @@ class NewTokenRatio:
         }
 
     def reset(self) -> None:
-        """Nothing runs: what was learned from the last requests does not bind the next ones."""
+        """Nothing runs: what was learned from the last requests is forgotten."""
         self.value = self._first
 
     def decoded(self) -> None:
-        """A decode step found room for everybody."""
+        """A decode step found room for every request."""
         self.value = max(self.value - self._fall, self._least)
 
     def retracted(self, running: list[Req]) -> None:
-        """Requests had to be pushed back; what the others have produced so far says how much is really
-        used.
-        """
+        """Requests were retracted; what the others have produced so far says how much is really used."""
         produced = sum(len(req.output_ids) for req in running)
         allowed = sum(req.max_new_tokens for req in running)
         self.value = min((produced + self._steps_kept_free * len(running)) / max(allowed, 1), 1.0)

@@ -1,4 +1,4 @@
-"""Owns when a running request ends by itself: stop string, end id, length, or a token that must not be.
+"""Owns when a running request ends by itself: stop string, end id, length, or an impossible token.
 
 Asked by the result processor after every drawn token. It must not release anything and must not cut text:
 the detokenizer does that.
@@ -7,10 +7,11 @@ the detokenizer does that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Protocol
 
 from sglang.srt.batch.req import Req
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.messages.io_struct import FinishReason
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -21,16 +22,37 @@ logger = logging.getLogger(__name__)
 EXTRA_CONTEXT_TOKENS = 4
 
 
-class StopMatcher:
-    """Checks in this order: token outside the vocabulary, stop string, EOS or stop id, length. A stop string
-    that is a special token is looked for in the text and, since the text may skip such tokens, by its id.
+class StopTokenizer(Protocol):
+    """What is asked of a tokenizer here."""
 
-    `min_new_tokens` is the sampler's business (it suppresses end ids); a stop string ends a request at any
-    time.
+    @property
+    def eos_token_ids(self) -> Collection[int]: ...
+
+    @property
+    def all_special_ids(self) -> Collection[int]: ...
+
+    def context_of(self, ids: list[int], skip_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(
+        self, ids: list[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> str: ...
+
+
+class StopMatcher:
+    """Checks in this order: token outside the vocabulary, stop string, EOS or stop id, length.
+
+    A stop string that is a special token is looked for in the text and, since the text may skip such tokens,
+    by its id. `min_new_tokens` is the sampler's business (it suppresses end ids); a stop string ends a
+    request at any time.
     """
 
     def __init__(
-        self, tokenizer: Any, *, eos_token_ids: Iterable[int], vocab_size: int, context_len: int
+        self,
+        tokenizer: StopTokenizer | None,
+        *,
+        eos_token_ids: Iterable[int],
+        vocab_size: int,
+        context_len: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -44,9 +66,7 @@ class StopMatcher:
         return self._tokenizer is not None
 
     def end_ids(self, params: SamplingParams) -> frozenset[int]:
-        """The ids that end a request. `ignore_eos` switches the stop ids off too: length or a stop string
-        ends it.
-        """
+        """The ids that end a request; none with `ignore_eos`, which switches the stop ids off too."""
         return frozenset() if params.ignore_eos else self._eos_token_ids.union(params.stop_token_ids)
 
     def check(self, req: Req) -> FinishReason | None:
@@ -73,23 +93,24 @@ class StopMatcher:
         return None
 
     def _matched_stop_string(self, req: Req) -> str | None:
-        """The stop string that is complete first in the text; token borders do not matter.
+        """The stop string that is complete first in the text, wherever its tokens begin and end.
 
         A token that shows text adds at least one byte, so as many tokens as the longest stop string has
         bytes hold every match that ends in the newest one.
         """
-        params = req.sampling.params
+        tokenizer, params = self._tokenizer, req.sampling.params
+        assert tokenizer is not None, "without a tokenizer a stop string is refused"
         skip = params.skip_special_tokens
         longest = max(len(text.encode()) for text in params.stop)
         tail = self._tail(req.output_ids, longest + EXTRA_CONTEXT_TOKENS, skip)
         if len(tail) < len(req.output_ids):
-            text = self._text(tail, params)
+            text = _text(tokenizer, tail, params)
         else:
-            # The first tokens read as they do behind the prompt, whose own text is not looked at.
+            # The first tokens are decoded behind the prompt, whose own text is not searched.
             if req.stop_context is None:
-                req.stop_context = self._tokenizer.context_of(req.prompt_ids.tolist(), skip)
-            before = self._text(req.stop_context, params)
-            text = self._text(req.stop_context + tail, params)[len(before) :]
+                req.stop_context = tokenizer.context_of(req.prompt_ids.tolist(), skip)
+            before = _text(tokenizer, req.stop_context, params)
+            text = _text(tokenizer, req.stop_context + tail, params)[len(before) :]
         best: tuple[int, int, str] | None = None
         for stop in params.stop:
             at = text.find(stop)
@@ -97,16 +118,8 @@ class StopMatcher:
                 best = (at + len(stop), at, stop)
         return best[2] if best is not None else None
 
-    def _text(self, ids: list[int], params: SamplingParams) -> str:
-        text: str = self._tokenizer.decode(
-            ids,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
-        return text
-
     def _tail(self, ids: list[int], wanted: int, skip_special: bool) -> list[int]:
-        """The shortest tail with `wanted` tokens that show text."""
+        """The shortest tail of `ids` with `wanted` tokens that show text."""
         if not skip_special:
             return ids[-wanted:]
         start = len(ids)
@@ -116,11 +129,19 @@ class StopMatcher:
         return ids[start:]
 
 
+def _text(tokenizer: StopTokenizer, ids: list[int], params: SamplingParams) -> str:
+    return tokenizer.decode(
+        ids,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+    )
+
+
 def _failure(message: str) -> FinishReason:
     return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
 
 
-def end_ids_of_model(tokenizer: Any, model_config: Any) -> frozenset[int]:
-    """Every id that ends a text, by the tokenizer's word and by the model's."""
+def end_ids_of_model(tokenizer: StopTokenizer | None, model_config: ModelConfig) -> frozenset[int]:
+    """Every id that ends a text according to the tokenizer or the model's config."""
     from_tokenizer = () if tokenizer is None else tokenizer.eos_token_ids
-    return frozenset(from_tokenizer) | frozenset(model_config.eos_token_ids)
+    return frozenset(from_tokenizer).union(model_config.eos_token_ids)

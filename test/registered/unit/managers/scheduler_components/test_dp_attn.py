@@ -1,4 +1,4 @@
-"""What attention-DP replicas agree on once a turn, seen from one of them; the others are written down."""
+"""What attention-DP replicas agree on once a step, seen from one of them; the others are written down."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -137,19 +137,19 @@ def test_all_leave_in_the_turn_in_which_one_is_told_to(who: str) -> None:
         others.facts = NOTHING._replace(stopping=1)
     assert not scheduler.step() and scheduler._stopping
     assert others.heard[-1].stopping == (who == "this")
-    assert scheduler.worker.forwards == {"extend": 1, "decode": 0}, "no forward in the last turn"
+    assert scheduler.worker.forwards == {"extend": 1, "decode": 0}, "no forward in the last step"
 
 
 class Resting:
-    """Runs the loop of one replica and notes the turns after which it rested."""
+    """Runs the loop of one replica and notes the steps after which it rested."""
 
     def __init__(self, rank: int) -> None:
         self.scheduler, self.others = replica(rank)
         self.rests: list[int] = []
         self.scheduler.channel.wait = lambda seconds: self.rests.append(len(self.others.heard))
 
-    def turn(self, *messages: Any, received: int = 0) -> bool:
-        """One turn of the loop in which the other replica says `received`; True when it rested after it."""
+    def step(self, *messages: Any, received: int = 0) -> bool:
+        """One step of the loop in which the other replica says `received`; True when it rested after it."""
         self.others.facts = NOTHING._replace(received=received)
         self.scheduler.channel.inbox.extend(messages)
         before = len(self.rests)
@@ -172,25 +172,25 @@ class Resting:
 
 
 def test_only_the_first_replica_rests() -> None:
-    assert Resting(0).turn()
-    assert not Resting(1).turn()
+    assert Resting(0).step()
+    assert not Resting(1).step()
 
 
 def test_nobody_rests_while_a_message_is_on_its_way_to_another_replica() -> None:
     """The other replica waits in the gather for this one; resting would start its request a second late."""
     loop = Resting(0)
-    assert not loop.turn(DispatchedReq(counts=[0, 1]), received=0)
-    assert not loop.turn(received=0)
-    assert loop.turn(received=1)
-    assert not loop.turn(DispatchedReq(counts=[0, 2]), received=1)
-    assert loop.turn(DispatchedReq(counts=[0, 3]), received=3)
+    assert not loop.step(DispatchedReq(counts=[0, 1]), received=0)
+    assert not loop.step(received=0)
+    assert loop.step(received=1)
+    assert not loop.step(DispatchedReq(counts=[0, 2]), received=1)
+    assert loop.step(DispatchedReq(counts=[0, 3]), received=3)
     # A dispatch note counts for nothing itself, every other message does.
-    loop.turn(GetInternalStateReq(call_id=1), DispatchedReq(counts=[1, 3]), received=3)
+    loop.step(GetInternalStateReq(call_id=1), DispatchedReq(counts=[1, 3]), received=3)
     assert loop.others.heard[-1].received == 1
 
 
 def test_without_the_note_the_first_replica_would_have_rested() -> None:
-    assert Resting(0).turn(received=0)
+    assert Resting(0).step(received=0)
 
 
 def test_a_dispatch_note_for_another_number_of_replicas_is_an_error() -> None:
@@ -208,7 +208,7 @@ def test_a_dispatch_note_without_attention_data_parallelism_is_an_error() -> Non
 
 
 def gather_of_four(everyone: Callable[[Row], list[Row]]) -> None:
-    """One turn seen from rank 0 of two replicas of two ranks each."""
+    """One step seen from rank 0 of two replicas of two ranks each."""
     group = FakeGroup(4, everyone=everyone)
     create_scheduler(groups={"tp_group": group, "attn_tp_group": FakeGroup(2)}, **{**TWO, "tp_size": 4})
     DpAttnSync().agree(stopping=False, has_requests=True, batch=None)

@@ -15,8 +15,8 @@ import pytest
 from sglang.srt.environ import envs
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components import group_channel
-from sglang.srt.managers.scheduler_components.batch_planner import Plan
 from sglang.srt.managers.scheduler_components.group_channel import GroupChannel
+from sglang.srt.managers.scheduler_components.schedule_batch import Plan
 from sglang.srt.messages.io_struct import (
     AbortReq,
     FlushCacheReqInput,
@@ -46,7 +46,7 @@ def nothing_stays_published() -> Iterator[None]:
 
 
 def traffic() -> dict[int, list[Any]]:
-    """Messages by turn: long and short, with logprobs, seeds and stops, an abort, control messages."""
+    """Messages by step: long and short, with logprobs, seeds and stops, an abort, control messages."""
     return {
         0: [make_request(f"r{i}", [i, *PROMPT[: 9 * i + 3]], 30 + i, ignore_eos=True) for i in range(5)],
         4: [
@@ -61,15 +61,15 @@ def traffic() -> dict[int, list[Any]]:
     }
 
 
-def live(scheduler: Scheduler, script: dict[int, list[Any]], turns: int | None = None) -> list[Any]:
-    """What a rank would send, turn by turn, and where its requests are; until the script and the work end."""
+def live(scheduler: Scheduler, script: dict[int, list[Any]], steps: int | None = None) -> list[Any]:
+    """What a rank would send, step by step, and where its requests are; until the script and the work end."""
     told: list[Any] = []
     scheduler.streamer._send = told.append
     history: list[Any] = []
-    turn = 0
-    while turns is None or turn < turns:
+    step = 0
+    while steps is None or step < steps:
         if scheduler.channel is not None:
-            scheduler.channel.inbox.extend(script.get(turn, []))
+            scheduler.channel.inbox.extend(script.get(step, []))
         going_on = scheduler.step()
         scheduler.invariants.check_sum()
         scheduler.invariants.check_slots()
@@ -84,8 +84,8 @@ def live(scheduler: Scheduler, script: dict[int, list[Any]], turns: int | None =
             )
         )
         told.clear()
-        turn += 1
-        if turns is None and not going_on and turn > max(script):
+        step += 1
+        if steps is None and not going_on and step > max(script):
             break
     return history
 
@@ -113,7 +113,7 @@ def test_a_peer_lives_through_exactly_what_its_leader_did() -> None:
     assert ids == expected_output([1, *PROMPT[:12]], 31)
 
     second = peer_of(group)
-    assert live(second, {}, turns=len(history)) == history
+    assert live(second, {}, steps=len(history)) == history
     assert second.channel is None and not second.group.is_leader
     assert not get_parallel().attn_tp_group.heard, "the leader said more than its peer listened to"
 
@@ -124,7 +124,7 @@ def test_a_peer_takes_the_leaders_draw_and_not_its_own() -> None:
     history = live(first, {0: [make_request("r", PROMPT, 5)]})
     second = peer_of(group)
     second.worker.next_token = lambda ids: 22
-    assert live(second, {}, turns=len(history)) == history
+    assert live(second, {}, steps=len(history)) == history
 
 
 def test_requests_expire_by_the_leaders_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,16 +134,16 @@ def test_requests_expire_by_the_leaders_clock_alone(monkeypatch: pytest.MonkeyPa
         tick = SimpleNamespace(monotonic=lambda: now.__setitem__(0, now[0] + 1) or now[0])
         monkeypatch.setattr(group_channel, "time", tick)
         history = live(first, {0: [make_request("r", PROMPT[:10], 100, ignore_eos=True)]})
-        assert len(history) == 8, "started at 101, seen in the second turn, more than 5 s later it ends"
+        assert len(history) == 8, "started at 101, seen in the second step, more than 5 s later it ends"
         second = peer_of(group)
         no_clock = SimpleNamespace(monotonic=lambda: pytest.fail("a peer looked at its clock"))
         monkeypatch.setattr(group_channel, "time", no_clock)
-        assert live(second, {}, turns=len(history)) == history
+        assert live(second, {}, steps=len(history)) == history
 
 
 def test_a_peer_that_plans_another_batch_is_caught_with_both_plans() -> None:
     first, group = leader()
-    live(first, {0: [make_request("a", PROMPT[:9], 4)]}, turns=1)
+    live(first, {0: [make_request("a", PROMPT[:9], 4)]}, steps=1)
     second = peer_of(group)
     second.kv.allocator.alloc_extend(0, 3, 0)  # its next slots are others
     with pytest.raises(RuntimeError, match=r"another batch than its leader: .*num_tokens 9.*num_tokens 9"):
@@ -152,28 +152,28 @@ def test_a_peer_that_plans_another_batch_is_caught_with_both_plans() -> None:
 
 def test_a_peer_without_the_batch_of_its_leader_is_caught() -> None:
     first, group = leader()
-    live(first, {0: [make_request("a", PROMPT[:9], 4)]}, turns=2)
+    live(first, {0: [make_request("a", PROMPT[:9], 4)]}, steps=2)
     second = peer_of(group)
     second.planner.plan = lambda **given: Plan()
     second.step()
-    with pytest.raises(RuntimeError, match=r"turn 2, and its leader sent .'result'"):
+    with pytest.raises(RuntimeError, match=r"step 2, and its leader sent .'result'"):
         second.step()
 
 
 def test_a_peer_with_a_batch_that_its_leader_lacks_is_caught() -> None:
     first, group = leader()
     first.planner.plan = lambda **given: Plan()
-    live(first, {0: [make_request("a", PROMPT[:9], 4)]}, turns=2)
+    live(first, {0: [make_request("a", PROMPT[:9], 4)]}, steps=2)
     with pytest.raises(RuntimeError, match="its leader ran none"):
         peer_of(group).step()
 
 
 def test_a_peer_leaves_in_the_turn_in_which_its_leader_does() -> None:
     first, group = leader()
-    history = live(first, {0: [make_request("a", PROMPT, 40)], 3: [ShutdownReq()]}, turns=4)
+    history = live(first, {0: [make_request("a", PROMPT, 40)], 3: [ShutdownReq()]}, steps=4)
     assert first._stopping
     second = peer_of(group)
-    live(second, {}, turns=3)
+    live(second, {}, steps=3)
     assert not second._stopping
     second.step()
     assert second._stopping and len(history) == 4
@@ -223,7 +223,7 @@ def test_a_peer_checks_its_own_books_when_its_replica_is_idle() -> None:
     first, group = leader()
     live(first, {0: [make_request("a", PROMPT, 4)], 20: []})
     second = peer_of(group)
-    live(second, {}, turns=20)
+    live(second, {}, steps=20)
     second.kv.allocator.alloc_extend(0, 1, 0)
     with pytest.raises(RuntimeError, match="does not add up"):
         second.step()

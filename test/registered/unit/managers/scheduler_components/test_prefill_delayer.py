@@ -51,7 +51,7 @@ def test_prompts_wait_until_all_replicas_can_start_one(each: int) -> None:
     assert not ask(delayer, False, READY, each=each)
     assert ask(delayer, True, READY, each=each)
     assert ask(delayer, False, NOBODY, each=each)
-    assert delayer.num_delayed_turns == 2
+    assert delayer.num_delayed_steps == 2
 
 
 @pytest.mark.parametrize("max_passes", [0, 1, 3])
@@ -134,7 +134,7 @@ def test_a_held_back_replica_decodes_and_goes_on_with_a_prompt_it_began() -> Non
     assert scheduler.worker.forwards == {"extend": 5, "decode": 4}, "50 tokens in pieces of 16, uninterrupted"
     while scheduler.step():
         pass
-    assert scheduler._delayer is not None and scheduler._delayer.num_delayed_turns == 4
+    assert scheduler._delayer is not None and scheduler._delayer.num_delayed_steps == 4
 
 
 def test_a_plan_without_starts_goes_on_with_a_prompt_and_admits_nobody_beside_it() -> None:

@@ -134,7 +134,7 @@ WRONG: list[tuple[str, Callable[[Reports], object]]] = [
     ("rank 3: moe_tp group", lambda ranks: ranks[3].calls["moe_tp"].update(all_reduce=1)),
     ("rank 3: world group", lambda ranks: ranks[3].calls["world"].update(barrier=1)),
     ("tp group from rank 0 on", lambda ranks: ranks[3].calls["tp"].update(all_reduce=1)),
-    ("turns differ", lambda ranks: setattr(ranks[3], "steps", 41)),
+    ("steps differ", lambda ranks: setattr(ranks[3], "steps", 41)),
     ("by max_len", lambda ranks: ranks[3].paddings.pop("max_len")),
     ("by sum_len", lambda ranks: ranks[3].paddings.pop("sum_len")),
     ("never idle", lambda ranks: ranks[3].forwards.pop("idle")),

@@ -1,0 +1,113 @@
+"""Owns the next decode step: one token for every running request, and who is retracted when the pool is full.
+
+Asked by the batch planner when there is no prefill. It must not start a request.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from sglang.srt.batch.req import Req
+from sglang.srt.managers.scheduler_components.schedule_batch import (
+    Plan,
+    RequestQueues,
+    ScheduledBatch,
+    make_decode_batch,
+)
+from sglang.srt.managers.scheduler_components.schedule_policy import NewTokenRatio, requeue
+from sglang.srt.mem_cache.request_kv import RequestKV
+from sglang.srt.messages.io_struct import FinishReason
+
+logger = logging.getLogger(__name__)
+
+
+class DecodePlanner:
+    """Retracts the requests that lose least; the last one is never retracted."""
+
+    def __init__(
+        self, queues: RequestQueues, kv: RequestKV, ratio: NewTokenRatio, device: torch.device
+    ) -> None:
+        self._queues = queues
+        self._kv = kv
+        self._ratio = ratio
+        self._device = device
+
+    def plan(self) -> Plan:
+        """A batch of all running requests; some are retracted first when they do not all find a slot."""
+        plan = Plan(batch=self._next_token_of_all())
+        if plan.batch is not None:
+            self._ratio.decoded()
+            return plan
+        self._make_room(plan)
+        if self._queues.running:
+            plan.batch = self._next_token_of_all()
+            assert plan.batch is not None, "room was made"
+        return plan
+
+    def _next_token_of_all(self) -> ScheduledBatch | None:
+        reqs = self._queues.running
+        req_pool_indices = np.array([req.req_pool_idx for req in reqs], dtype=np.int64)
+        lengths = np.array([req.kv_len for req in reqs], dtype=np.int64)
+        slots = self._kv.extend_by_one(reqs, req_pool_indices, lengths)
+        if slots is None:
+            return None
+        return make_decode_batch(list(reqs), req_pool_indices, lengths, slots, self._device)
+
+    def _make_room(self, plan: Plan) -> None:
+        """The pool is full: retract requests until the others can go on for a few steps.
+
+        The one with the fewest output tokens goes first; its pages stay cached until somebody needs them.
+        When even the last one finds no slot, it ends with `length`.
+        """
+        queues, before = self._queues, self._ratio.value
+        by_loss = sorted(
+            queues.running, key=lambda req: (-len(req.output_ids), len(req.prompt_ids), req.arrival)
+        )
+        while len(by_loss) > 1 and not self._has_room_for_steps(by_loss):
+            self._retract(by_loss.pop(), plan)
+        kept = {req.arrival for req in by_loss}
+        queues.running = [req for req in queues.running if req.arrival in kept]
+        requeue(queues.waiting, plan.retracted)
+        if plan.retracted:
+            self._ratio.retracted(queues.running)
+            logger.warning(
+                "KV cache pool is full. Retract requests. #retracted_reqs: %d, "
+                "#new_token_ratio: %.4f -> %.4f",
+                len(plan.retracted),
+                before,
+                self._ratio.value,
+            )
+        last = queues.running[0]
+        if len(queues.running) == 1 and self._kv.room() < self._growth(last, 1):
+            self._end_for_want_of_room(last, plan)
+
+    def _has_room_for_steps(self, reqs: list[Req]) -> bool:
+        return self._kv.room() >= sum(
+            self._growth(req, max(self._ratio.steps_kept_free(req), 1)) for req in reqs
+        )
+
+    def _growth(self, req: Req, steps: int) -> int:
+        """How many tokens of new pages a running request needs for its next `steps` tokens."""
+        pages = self._kv.whole_pages
+        return pages(req.kv_len + steps) - pages(req.kv_len)
+
+    def _retract(self, req: Req, plan: Plan) -> None:
+        self._kv.release(req, keep=True)
+        req.num_retractions += 1
+        plan.retracted.append(req)
+
+    def _end_for_want_of_room(self, req: Req, plan: Plan) -> None:
+        produced = len(req.output_ids)
+        message = (
+            f"the KV cache holds {self._kv.size} tokens and this request fills it alone "
+            f"({req.num_prompt_tokens} prompt + {produced} output tokens): ended early, "
+            "start with a larger --max-total-tokens"
+        )
+        logger.warning("Request %s: %s", req.rid, message)
+        req.finish_reason = FinishReason(type="length", length=produced, message=message)
+        self._kv.release(req, keep=True)
+        self._queues.running = []
+        plan.ended.append(req)

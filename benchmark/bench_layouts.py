@@ -97,7 +97,7 @@ def be_a_rank(spec: dict[str, Any]) -> None:
     from sglang.srt.processes.model_files import published_model_config, published_tokenizer
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import ServerArgs
-    from sglang.test.fakes.mock_model import MemoryChannel
+    from sglang.test.fakes.fake_channel import FakeChannel
 
     record = ServerArgs(**spec["fields"])
     resolve(record)
@@ -109,7 +109,7 @@ def be_a_rank(spec: dict[str, Any]) -> None:
     parallel_state.initialize_model_parallel()
     model_config = published_model_config()
     worker = TpModelWorker(model_config)
-    channel = MemoryChannel() if spec["is_attn_tp_leader"] else None
+    channel = FakeChannel() if spec["is_attn_tp_leader"] else None
     scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
     clock = CollectiveClock(GroupCoordinator)
     print(json.dumps({"vocab_size": worker.vocab_size}), file=answers)
@@ -120,7 +120,8 @@ def be_a_rank(spec: dict[str, Any]) -> None:
 
 def _round(scheduler: Any, channel: Any, clock: CollectiveClock, order: dict[str, Any]) -> dict[str, Any]:
     """All prompts of this replica, together with the other ranks' part of them."""
-    from sglang.test.fakes.mock_model import answers, make_request
+    from sglang.test.fakes.fake_channel import answers
+    from sglang.test.fakes.scheduler_driver import make_request
 
     prompts = order["prompts"]
     if channel is not None:
@@ -239,7 +240,7 @@ def _fields(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
 def _environment(rank: int, ranks: int) -> dict[str, str]:
     """What the engine gives to a rank, whatever this process was started with."""
     from sglang.srt.environ import envs
-    from sglang.srt.processes.rank_processes import rank_environment
+    from sglang.srt.processes.rank_environment import rank_environment
 
     with envs.OMP_NUM_THREADS.override(None), envs.OMP_WAIT_POLICY.override(None):
         return rank_environment(rank, ranks)

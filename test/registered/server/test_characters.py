@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.fakes.chain_model import END, byte_pieces, write_chain_model
+from sglang.test.fakes.fake_model import END, byte_pieces, write_fake_model
 from sglang.test.server.server_fixture import RunningServer, running_server
 
 #: Over 4, 2 and 3 tokens: an emoji, a Czech and a Thai letter; no byte stands in it twice.
@@ -28,7 +28,7 @@ MARK = "\ufffd"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_chain_model(
+    return write_fake_model(
         tmp_path_factory.mktemp("chain"),
         [*byte_pieces(CIRCLE), b"!"],
         [*byte_pieces(ALPHABET), END],

@@ -13,7 +13,7 @@ import pytest
 
 from sglang.srt.processes.hold_watch import process_state
 from sglang.test.fakes.fake_rank import HANG_PROMPT
-from sglang.test.fakes.held_rank import HELD_RANK
+from sglang.test.fakes.fake_stopped_rank import FAKE_STOPPED_RANK
 from sglang.test.server.server_fixture import READY_LINE, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import wait_until
@@ -49,7 +49,7 @@ def test_health_is_503_until_the_self_test_has_passed(model: pathlib.Path) -> No
 
 def test_a_starting_server_refuses_work_with_retry_after(model: pathlib.Path) -> None:
     """The rank is held before it is ready; the port answers meanwhile."""
-    with running_server(model, rank_module=HELD_RANK, wait=False) as server:
+    with running_server(model, rank_module=FAKE_STOPPED_RANK, wait=False) as server:
         wait_until(lambda: server.rank_pids())
         (rank,) = server.rank_pids()
 

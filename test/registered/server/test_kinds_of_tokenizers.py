@@ -17,7 +17,7 @@ from tokenizers import decoders, models
 
 import sglang as sgl
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.fakes.chain_model import END, write_chain_model
+from sglang.test.fakes.fake_model import END, write_fake_model
 from sglang.test.server.openai_http import CHAT, COMPLETIONS, answer, choices_of, stream
 from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.text_tokenizers import write_text_tokenizer
@@ -33,7 +33,7 @@ BEFORE, BEHIND = " world again A", " the end"
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     words = [b" Hello", b" world", b" again", b" A", STOP_WORD, b" the", b" end", END]
     template = "{{ messages[0]['content'] }}"
-    return write_chain_model(
+    return write_fake_model(
         tmp_path_factory.mktemp("model"),
         words,
         write_tokenizer=lambda path: write_text_tokenizer(path, request.param, chat_template=template),

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from sglang.srt.environ import child_environment
-from sglang.test.fakes.faulty_rank import FAULTY_RANK, FAULTY_TOKEN, LEAKING_TOKEN
+from sglang.test.fakes.fake_failing_rank import FAKE_FAILING_RANK, LEAKING_TOKEN, RAISING_TOKEN
 from sglang.test.ports import held_ports, listen_on, port_is_free
 from sglang.test.server.server_fixture import RunningServer, process_is_gone, running_server
 from sglang.test.tiny_models import write_tiny_model
@@ -111,11 +111,11 @@ def test_a_stopped_rank_is_an_error_within_the_timeout(model: pathlib.Path, flag
 @LAYOUTS
 def test_a_rank_that_raises_in_its_step_is_the_cause(model: pathlib.Path, flags: list[str]) -> None:
     """Its peers see a lost connection a moment later, or wait for it; the exception must be what is told."""
-    with running_server(model, *SMALL, *PATIENT, *flags, rank_module=FAULTY_RANK) as server:
+    with running_server(model, *SMALL, *PATIENT, *flags, rank_module=FAKE_FAILING_RANK) as server:
         ranks = server.rank_pids()
         stream = OpenStream(server, routed_dp_rank=0)
         replica = 1 if "--attn-dp-size" in flags else 0
-        failed = server.generate(input_ids=[5, FAULTY_TOKEN, 6], routed_dp_rank=replica)
+        failed = server.generate(input_ids=[5, RAISING_TOKEN, 6], routed_dp_rank=replica)
         assert failed.status_code == 500
         cause = "RuntimeError: this rank was told to fail in its step"
         assert cause in failed.json()["error"]["message"]
@@ -127,7 +127,7 @@ def test_a_slot_lost_on_one_rank_ends_the_server_when_its_replica_is_idle(
     model: pathlib.Path, flags: list[str]
 ) -> None:
     """Each rank keeps books of its own: those of a peer, which answers nobody, are checked as well."""
-    with running_server(model, *SMALL, *PATIENT, *flags, rank_module=FAULTY_RANK) as server:
+    with running_server(model, *SMALL, *PATIENT, *flags, rank_module=FAKE_FAILING_RANK) as server:
         ranks = server.rank_pids()
         replicas = "--attn-dp-size" in flags
         stream = OpenStream(server, routed_dp_rank=0) if replicas else None

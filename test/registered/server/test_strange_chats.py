@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 
-from sglang.test.fakes.chain_model import END, write_chain_model
+from sglang.test.fakes.fake_model import END, write_fake_model
 from sglang.test.server.openai_http import CHAT, COMPLETIONS, answer, joined, refused, stream
 from sglang.test.server.server_fixture import running_server
 from sglang.test.tiny_models import write_tiny_gguf
@@ -29,7 +29,7 @@ HI = [{"role": "user", "content": "hi"}]
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("m") / "strange"
     # After "ok" the model ends its turn, and left alone it begins the next one.
-    write_chain_model(folder, [b"\n", b"o", b"k", END, b"\n"], chat_template=TEMPLATE)
+    write_fake_model(folder, [b"\n", b"o", b"k", END, b"\n"], chat_template=TEMPLATE)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 0}))
     with running_server(write_tiny_gguf(folder), "--dtype", "float32") as running:

@@ -1,1 +1,1 @@
-"""Stand-ins for ranks, schedulers, models and managers."""
+"""Stand-ins that tests drive, all named fake: ranks, groups, workers, channels, models and managers."""

@@ -1,7 +1,7 @@
-"""Owns a group of ranks of which only one exists: what the others say is written down beforehand.
+"""Owns a group of ranks of which only one exists: what the others send is given beforehand.
 
-Read by tests of everything that talks to other ranks and can be decided in one process. It must not start a
-process; what it carries goes through msgpack, as on the wire.
+Read by tests of code that talks to other ranks and can be tested in one process. It must not start a process;
+what it carries goes through msgpack, as between real ranks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Row = list[int]
 
 
 class FakeGroup:
-    """`said` holds what this rank broadcast, `heard` what it will hear (another rank's `said`, say).
+    """`said` holds what this rank broadcast, `heard` what it will receive (such as another rank's `said`).
 
-    `everyone(mine)` gives the rows of all ranks for a gather; without it all say what this rank says.
+    `everyone(mine)` gives the rows of all ranks for a gather; without it all send what this rank sends.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Owns a rank process without a model: the same pipe, socket and messages, tokens by counting.
 
-Started through `rank_processes` in place of the real entry, so the server's life can be tested in a fraction
-of a second. Ranks of one world know nothing of each other: a leader works alone, a peer only lives. Three
-prompts make a leader fail on purpose. It must not import torch.
+Started by `RankProcesses` in place of the real entry, so that a server starts in a fraction of a second.
+Ranks of one world know nothing of each other: a leader works alone, a peer only beats. Three prompts make a
+leader fail on purpose. It must not import torch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FAKE_RANK = "sglang.test.fakes.fake_rank"
 RAISE_PROMPT = [7, 7, 7]
 #: The rank exits with code 3 and says nothing.
 EXIT_PROMPT = [8, 8, 8]
-#: The loop never comes round again.
+#: The loop never takes another step.
 HANG_PROMPT = [9, 9, 9]
 STEP_S = 0.01
-#: Room for answers that no test waits for.
+#: Enough for answers whose end no test waits for.
 POOL_TOKENS = 1 << 20
 #: A leader leaves this file in the socket folder when it is told to leave; its peers look for it.
 _LEFT = "fake-ranks-leave"
@@ -51,7 +51,7 @@ class FakeLoop:
         #: As the scheduler counts them.
         self._received = 0
         self._finished = 0
-        #: What the last DispatchedReq said, None where none came.
+        #: Counts of the last DispatchedReq, None before the first.
         self._dispatched: list[int] | None = None
         self._heartbeat = heartbeat
         self._vocab_size = vocab_size
@@ -70,7 +70,7 @@ class FakeLoop:
                 self._send(outputs)
                 self._channel.wait(STEP_S)
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: io_struct.Message) -> None:
         match message:
             case io_struct.TokenizedGenerateReqInput():
                 self._received += 1
@@ -79,13 +79,8 @@ class FakeLoop:
             case io_struct.AbortReq():
                 for rid in [r for r in self._running if self._matches(message, r)]:
                     request, ids = self._running[rid]
-                    self._send(
-                        [
-                            self._output(
-                                request, ids, [], io_struct.FinishReason(type="abort", message="Aborted")
-                            )
-                        ]
-                    )
+                    aborted = io_struct.FinishReason(type="abort", message="Aborted")
+                    self._send([self._output(request, ids, [], aborted)])
             case io_struct.FlushCacheReqInput():
                 self._channel.send(
                     io_struct.FlushCacheReqOutput(
@@ -201,15 +196,11 @@ def main() -> int:
         heartbeat = Heartbeat(config.heartbeat)
         life.say(io_struct.RankReady(world_rank=config.world_rank, info=info))
         if channel is None:
-            live_as_peer(config, heartbeat)
+            beat_until_told_to_leave(config, heartbeat)
         else:
-            FakeLoop(
-                channel,
-                heartbeat,
-                model_config.vocab_size,
-                folder=config.folder,
-                dp_rank=get_parallel().replica_rank,
-            ).run()
+            dp_rank = get_parallel().replica_rank
+            vocab_size = model_config.vocab_size
+            FakeLoop(channel, heartbeat, vocab_size, folder=config.folder, dp_rank=dp_rank).run()
     except Exception as error:  # noqa: BLE001 - told to the parent, which logs it
         life.tell_failure(config.world_rank, error)
         return 1
@@ -218,8 +209,8 @@ def main() -> int:
     return 0
 
 
-def live_as_peer(config: RankConfig, heartbeat: Heartbeat) -> None:
-    """Beat until the leader of some group is told to leave."""
+def beat_until_told_to_leave(config: RankConfig, heartbeat: Heartbeat) -> None:
+    """The whole life of a peer; any leader that is told to leave ends it."""
     while not holds_within(0.05, pathlib.Path(config.folder, _LEFT).exists):
         heartbeat.beat()
 

@@ -27,7 +27,7 @@ from sglang.srt.processes.rank_config import read_frame, write_frame
 from sglang.srt.runtime_context import SpawnRanks, get_forward, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import spec_utils
-from sglang.test.fakes.mock_model import MemoryChannel, answers
+from sglang.test.fakes.fake_channel import FakeChannel, answers
 from sglang.test.lab import faults as lab_faults
 from sglang.test.lab import messages as lab_messages
 from sglang.test.lab.messages import (
@@ -105,7 +105,7 @@ def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
     if fault is not None and not fault.before_publish:
         planted.enter_context(fault.plant())
     model_config = published_model_config()
-    channel = MemoryChannel() if order.is_attn_tp_leader else None
+    channel = FakeChannel() if order.is_attn_tp_leader else None
     with spec_utils.draft_tp_context(owns_attention=order.draft):
         worker = TpModelWorker(model_config)
         scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
@@ -142,7 +142,7 @@ def _publish(order: CellOrder) -> None:
     get_parallel().override_permanently(dp_rank=order.dp_rank, gpu_id=None)
 
 
-def _run_phase(scheduler: Scheduler, channel: MemoryChannel | None, inbox: list[Any]) -> int:
+def _run_phase(scheduler: Scheduler, channel: FakeChannel | None, inbox: list[Any]) -> int:
     if channel is not None:
         channel.inbox.extend(inbox)
     for step in range(1, MAX_STEPS):
@@ -156,7 +156,7 @@ def _run_phase(scheduler: Scheduler, channel: MemoryChannel | None, inbox: list[
     raise AssertionError(f"a phase is not over after {MAX_STEPS} steps")
 
 
-def _reports(channel: MemoryChannel) -> dict[str, RequestReport]:
+def _reports(channel: FakeChannel) -> dict[str, RequestReport]:
     return {
         rid: RequestReport(
             ids=answer.ids,

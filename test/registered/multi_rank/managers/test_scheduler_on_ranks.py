@@ -25,7 +25,8 @@ from sglang.srt.messages.io_struct import (
     ShutdownReq,
 )
 from sglang.srt.runtime_context import get_parallel, reset_context
-from sglang.test.fakes.mock_model import create_scheduler, expected_output, make_request
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import create_scheduler, make_request
 from sglang.test.multi_rank import run_ranks
 
 PROMPT = [(7 * i) % 900 for i in range(60)]

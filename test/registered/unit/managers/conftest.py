@@ -8,7 +8,7 @@ import pytest
 
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.runtime_context import reset_context
-from sglang.test.fakes.mock_model import create_scheduler
+from sglang.test.fakes.scheduler_driver import create_scheduler
 
 
 @pytest.fixture

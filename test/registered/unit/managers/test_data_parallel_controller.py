@@ -23,7 +23,7 @@ from sglang.test.test_utils import published_topology
 from sglang.test.waiting import HANG_GUARD_S
 
 
-class PlayedLeaders:
+class FakeLeaders:
     """The channel under the controller: what each leader got, and what they say."""
 
     def __init__(self, replicas: int) -> None:
@@ -55,8 +55,8 @@ class PlayedLeaders:
 
 def controller_over(
     replicas: int, method: str = "auto", *, attention_dp: bool = False
-) -> tuple[DataParallelController, PlayedLeaders]:
-    leaders = PlayedLeaders(replicas)
+) -> tuple[DataParallelController, FakeLeaders]:
+    leaders = FakeLeaders(replicas)
     controller = DataParallelController(leaders, replicas=replicas, attention_dp=attention_dp, method=method)
     return controller, leaders
 
@@ -68,7 +68,7 @@ def request(rid: str, *, prompt: int = 4, new: int = 8, **more: Any) -> io_struc
     )
 
 
-def end(controller: DataParallelController, leaders: PlayedLeaders, rid: str, **reason: Any) -> Any:
+def end(controller: DataParallelController, leaders: FakeLeaders, rid: str, **reason: Any) -> Any:
     """The replica says that `rid` has ended."""
     fields: dict[str, Any] = {"type": "length", "length": 1} | reason
     output = io_struct.TokenOutput(
@@ -326,9 +326,9 @@ def test_the_wire_to_several_leaders_is_a_controller(
 ) -> None:
     made: list[Any] = []
 
-    def played(folder: Any, leaders: list[str], *, bind: str | None) -> PlayedLeaders:
+    def played(folder: Any, leaders: list[str], *, bind: str | None) -> FakeLeaders:
         made.append((folder, leaders, bind))
-        return PlayedLeaders(len(leaders))
+        return FakeLeaders(len(leaders))
 
     monkeypatch.setattr(wire, "ServerChannel", played)
     with published_topology(**fields, load_balance_method="total_requests"):
@@ -343,7 +343,7 @@ def test_the_wire_to_several_leaders_is_a_controller(
 
 @pytest.mark.parametrize("fields", [{}, {"tp_size": 2}])
 def test_one_replica_gets_the_plain_channel(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = PlayedLeaders(1)
+    plain = FakeLeaders(1)
     monkeypatch.setattr(wire, "ServerChannel", lambda *args, **kwargs: plain)
     with published_topology(**fields):
         assert get_parallel().num_replicas == 1

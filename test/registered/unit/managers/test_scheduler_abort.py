@@ -13,7 +13,9 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components import group_channel
 from sglang.srt.messages.io_struct import AbortReq
-from sglang.test.fakes.mock_model import answers, expected_output, make_request, run
+from sglang.test.fakes.fake_channel import answers
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 PROMPT = [(7 * i) % 900 for i in range(100)]

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.test.fakes.mock_model import expected_output, make_request, run
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 DISTINCT = [list(range(start, start + 40)) for start in range(0, 400, 50)]

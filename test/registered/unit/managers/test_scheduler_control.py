@@ -22,7 +22,9 @@ from sglang.srt.messages.io_struct import (
     ShutdownReq,
     encode,
 )
-from sglang.test.fakes.mock_model import MemoryChannel, expected_output, make_request, run
+from sglang.test.fakes.fake_channel import FakeChannel
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 PROMPT = [(7 * i) % 900 for i in range(40)]
@@ -112,7 +114,7 @@ class Pulse:
         self.calls.append("end")
 
 
-class EndingChannel(MemoryChannel):
+class EndingChannel(FakeChannel):
     """Says shutdown once the loop has rested twice."""
 
     def wait(self, timeout_s: float) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.test.fakes.mock_model import expected_output, make_request, run
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 BASE = [(13 * i) % 800 for i in range(90)]

@@ -13,7 +13,8 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.runtime_context import SpawnRanks, get_context, get_schedule, publish
 from sglang.srt.server_args import ServerArgs
-from sglang.test.fakes.mock_model import FakeWorker, expected_output, make_request, run
+from sglang.test.fakes.fake_worker import FakeWorker, expected_output
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 SMALL = [1, 2, 3]

@@ -13,7 +13,9 @@ import pytest
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.messages.io_struct import AbortReq
-from sglang.test.fakes.mock_model import Answer, expected_logprobs, expected_output, make_request, run
+from sglang.test.fakes.fake_channel import Answer
+from sglang.test.fakes.fake_worker import expected_logprobs, expected_output
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 PROMPT = [(7 * i) % 900 for i in range(50)]

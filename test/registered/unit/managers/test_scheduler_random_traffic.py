@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from sglang.srt.messages.io_struct import AbortReq
 from sglang.srt.runtime_context import reset_context
-from sglang.test.fakes.mock_model import answers, create_scheduler, expected_output, make_request, run
+from sglang.test.fakes.fake_channel import answers
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import create_scheduler, make_request, run
 
 BASE = [(13 * i) % 800 for i in range(70)]
 

@@ -13,7 +13,9 @@ import pytest
 
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.test.fakes.mock_model import answers, expected_logprobs, expected_output, make_request, run
+from sglang.test.fakes.fake_channel import answers
+from sglang.test.fakes.fake_worker import expected_logprobs, expected_output
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 PROMPTS = [[(start + 7 * i) % 900 for i in range(30)] for start in range(0, 400, 50)]

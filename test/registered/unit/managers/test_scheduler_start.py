@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.fakes.mock_model import create_scheduler
+from sglang.test.fakes.scheduler_driver import create_scheduler
 
 register_cpu_ci(est_time=2, suite="unit-cpu")
 

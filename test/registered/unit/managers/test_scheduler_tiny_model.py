@@ -20,7 +20,8 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
 from sglang.srt.server_args import ServerArgs
-from sglang.test.fakes.mock_model import Answer, MemoryChannel, make_request, run
+from sglang.test.fakes.fake_channel import Answer, FakeChannel
+from sglang.test.fakes.scheduler_driver import make_request, run
 from sglang.test.tiny_models import write_tiny_model
 
 BASE = [(13 * i) % 400 + 5 for i in range(60)]
@@ -47,7 +48,7 @@ def make(model_folder: pathlib.Path) -> Iterator[Make]:
         parallel_state.initialize_model_parallel()
         worker = TpModelWorker(ModelConfig.from_path(model_folder))
         torch.set_num_threads(1)  # a tiny model gains nothing from threads, and test machines are busy
-        return Scheduler(worker, tokenizer=None, channel=MemoryChannel())
+        return Scheduler(worker, tokenizer=None, channel=FakeChannel())
 
     def tear_down() -> None:
         parallel_state.destroy_model_parallel()

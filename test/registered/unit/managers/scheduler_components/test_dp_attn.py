@@ -23,7 +23,8 @@ from sglang.srt.messages.io_struct import (
 )
 from sglang.srt.runtime_context import get_parallel, reset_context
 from sglang.test.fakes.fake_group import FakeGroup, Row
-from sglang.test.fakes.mock_model import create_scheduler, expected_output, make_request
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import create_scheduler, make_request
 
 PROMPT = [(7 * i) % 900 for i in range(50)]
 TWO = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}

@@ -24,8 +24,10 @@ from sglang.srt.messages.io_struct import (
     ShutdownReq,
 )
 from sglang.srt.runtime_context import get_parallel, reset_context
+from sglang.test.fakes.fake_channel import FakeChannel
 from sglang.test.fakes.fake_group import FakeGroup
-from sglang.test.fakes.mock_model import MemoryChannel, create_scheduler, expected_output, make_request
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import create_scheduler, make_request
 from sglang.test.test_utils import published_topology
 
 PROMPT = [(7 * i) % 900 for i in range(50)]
@@ -190,7 +192,7 @@ def test_ranks_with_other_limits_are_refused_with_the_numbers() -> None:
         create_scheduler(tp_size=2, groups={"attn_tp_group": Differing(2)})
 
 
-@pytest.mark.parametrize(("world_rank", "channel"), [(0, None), (1, MemoryChannel())])
+@pytest.mark.parametrize(("world_rank", "channel"), [(0, None), (1, FakeChannel())])
 def test_the_leader_needs_a_channel_and_a_peer_must_have_none(world_rank: int, channel: Any) -> None:
     with (
         published_topology(tp_size=2, ranks={"world_rank": world_rank}),
@@ -201,7 +203,7 @@ def test_the_leader_needs_a_channel_and_a_peer_must_have_none(world_rank: int, c
 
 def test_a_resting_leader_is_back_before_its_peers_run_into_the_timeout() -> None:
     waits: list[float] = []
-    channel = MemoryChannel()
+    channel = FakeChannel()
     channel.wait = waits.append
     with published_topology(tp_size=2, dist_timeout=1, ranks={"world_rank": 0}):
         GroupChannel(channel).rest(1.0)

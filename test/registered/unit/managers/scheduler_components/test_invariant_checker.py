@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.test.fakes.mock_model import make_request, run
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 PROMPT = list(range(40))

@@ -13,7 +13,8 @@ import pytest
 from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer, Vote
 from sglang.srt.runtime_context import get_context, get_parallel, get_schedule, reset_context
 from sglang.test.fakes.fake_group import FakeGroup, Row
-from sglang.test.fakes.mock_model import create_scheduler, expected_output, make_request, run
+from sglang.test.fakes.fake_worker import expected_output
+from sglang.test.fakes.scheduler_driver import create_scheduler, make_request, run
 from sglang.test.test_utils import published_topology
 
 NOBODY = Vote(0, 0, 0)

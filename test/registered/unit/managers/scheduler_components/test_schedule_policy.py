@@ -22,7 +22,8 @@ from sglang.srt.managers.scheduler_components.schedule_policy import (
     waits_for,
 )
 from sglang.srt.messages.io_struct import AbortReq
-from sglang.test.fakes.mock_model import answers, make_request, run
+from sglang.test.fakes.fake_channel import answers
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from sglang.srt.batch.req import Req
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
-from sglang.test.fakes.mock_model import EOS_ID, SPECIAL_ID, Answer, FakeTokenizer, make_request, run
+from sglang.test.fakes.fake_channel import Answer
+from sglang.test.fakes.fake_worker import EOS_ID, SPECIAL_ID, FakeTokenizer
+from sglang.test.fakes.scheduler_driver import make_request, run
 
 New = Callable[..., Scheduler]
 

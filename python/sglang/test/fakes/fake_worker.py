@@ -1,16 +1,12 @@
-"""Owns a worker without a model, a channel in memory, and a scheduler made of them: scheduling is tested
-without any weights.
+"""Owns a worker without a model: its next token is a function of the sequence as read back from the slots.
 
-Read by scheduler tests. The fake next token is a function of the whole sequence *as read back from the
-cache slots*, so that any mistake with slots, prefixes or chunks shows as a wrong token. It must not share
+Read by scheduler tests. Any mistake with slots, prefixes or chunks shows as a wrong token. It must not share
 code with what it tests.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,20 +15,11 @@ import torch
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode, GenerationBatchResult
 from sglang.srt.batch.logprobs import LogprobRequest
-from sglang.srt.distributed import parallel_state
-from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.allocator import make_slot_allocator
 from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
-from sglang.srt.messages.io_struct import (
-    BatchTokenIDOutput,
-    FinishReason,
-    TokenizedGenerateReqInput,
-    TokenLogprob,
-)
+from sglang.srt.messages.io_struct import TokenLogprob
 from sglang.srt.model_executor.result_broadcast import share_result
-from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
-from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.server_args import ServerArgs
+from sglang.srt.runtime_context import get_parallel
 
 VOCAB_SIZE = 1000
 EOS_ID = 999
@@ -42,9 +29,7 @@ _MASK = (1 << 64) - 1
 
 
 class FakeTokenizer:
-    """Ids 0-255 are bytes, 256-511 are a space and the byte `id - 256`; the others read `<id>` and 998, 999
-    are special.
-    """
+    """Ids below 256 are bytes, below 512 a space and the byte `id - 256`; the others read `<id>`."""
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS_ID,)
@@ -63,10 +48,6 @@ class FakeTokenizer:
     ) -> str:
         shown = (i for i in ids if not (skip_special_tokens and i in self.all_special_ids))
         return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
-
-
-# --- the fake model
-# -----------------------------------------------------------------------------------------------
 
 
 def prefix_states(ids: np.ndarray) -> np.ndarray:
@@ -112,8 +93,7 @@ def expected_output(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class FakeWorker:
-    """The surface of a tensor-parallel worker. Scripts: `next_token(ids)` replaces the fake choice,
-    `failure(ids)` may fail a row.
+    """The surface of `TpModelWorker`. A test may set `next_token(ids)` and `failure(ids)`.
 
     `forwards` counts forwards by mode, `rows` new tokens by mode, `batch_sizes` lists every batch and `steps`
     what the replicas agreed on for each forward. Over several ranks only the leader's choice counts, and a
@@ -222,132 +202,3 @@ def expected_logprobs(ids: Sequence[int], start: int, ask: LogprobRequest) -> li
     """Entries of the tokens `ids[start:]`, each after its true prefix; None for the very first token."""
     states = prefix_states(np.array(ids))
     return [fake_token_logprob(int(states[i - 1]), ids[i], ask) for i in range(start, len(ids))]
-
-
-# --- the channel and the scheduler
-# ----------------------------------------------------------------------------------
-
-
-class MemoryChannel:
-    """Both directions in this process."""
-
-    def __init__(self) -> None:
-        self.inbox: deque[Any] = deque()
-        self.sent: list[Any] = []
-        self.waits = 0
-
-    def recv_all(self) -> list[Any]:
-        messages = list(self.inbox)
-        self.inbox.clear()
-        return messages
-
-    def wait(self, timeout_s: float) -> None:
-        self.waits += 1
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-
-@dataclass
-class Answer:
-    """Everything that was sent about one request, joined; a second end or a lost token is an assertion."""
-
-    ids: list[int] = field(default_factory=list)
-    events: list[list[int]] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    output_logprobs: list[TokenLogprob] = field(default_factory=list)
-    input_logprobs: list[TokenLogprob] | None = None
-    cached_tokens: int = 0
-    num_retractions: int = 0
-    completion_tokens: int = 0
-
-
-def answers(channel: MemoryChannel) -> dict[str, Answer]:
-    """The answers by rid."""
-    joined: dict[str, Answer] = {}
-    for message in channel.sent:
-        if not isinstance(message, BatchTokenIDOutput):
-            continue
-        for news in message.outputs:
-            answer = joined.setdefault(news.rid, Answer())
-            assert answer.finish_reason is None, f"{news.rid} was heard of after its end"
-            assert news.input_logprobs is None or not answer.events, "prompt logprobs came twice or late"
-            answer.ids += news.new_ids
-            answer.events.append(list(news.new_ids))
-            assert news.completion_tokens == len(answer.ids), "a token was lost or sent twice"
-            if news.output_logprobs is not None:
-                assert len(news.output_logprobs) == len(news.new_ids)
-                answer.output_logprobs += news.output_logprobs
-            if news.input_logprobs is not None:
-                answer.input_logprobs = list(news.input_logprobs)
-            answer.finish_reason = news.finish_reason
-            answer.cached_tokens = news.cached_tokens
-            answer.num_retractions = news.num_retractions
-            answer.completion_tokens = news.completion_tokens
-    return joined
-
-
-def make_request(
-    rid: str, prompt: Sequence[int], max_new_tokens: int = 8, **fields: Any
-) -> TokenizedGenerateReqInput:
-    """A greedy request; fields of `SamplingParams` and of the message are told apart by name."""
-    params = {k: fields.pop(k) for k in list(fields) if k in SamplingParams.__struct_fields__}
-    return TokenizedGenerateReqInput(
-        rid=rid,
-        input_ids=list(prompt),
-        sampling_params=SamplingParams(
-            **{"max_new_tokens": max_new_tokens, "temperature": 0.0, "sampling_seed": 1, **params}
-        ),
-        **fields,
-    )
-
-
-def create_scheduler(
-    *,
-    pool_tokens: int = 4096,
-    page_size: int = 1,
-    max_requests: int = 64,
-    context_len: int = 2048,
-    world_rank: int = 0,
-    groups: Mapping[str, Any] | None = None,
-    **server_args_fields: Any,
-) -> Scheduler:
-    """Publish a record with these fields and build a scheduler over a `FakeWorker` and a `MemoryChannel`.
-
-    They are reachable as `scheduler.worker` and `scheduler.channel` (None on a peer of an attention-TP
-    group). With several ranks, `groups` are stated by name; without them real ones are built. Call
-    `reset_context()` when done.
-    """
-    record = ServerArgs(
-        **{"model_path": "dummy", "chunked_prefill_size": 512, "page_size": page_size, **server_args_fields}
-    )
-    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, dp_rank=None))
-    parallel = get_parallel()
-    if groups is not None:
-        parallel.override_permanently(**groups)
-    elif parallel.tp_size > 1:
-        parallel_state.initialize_model_parallel()
-    worker = FakeWorker(
-        pool_tokens=pool_tokens, page_size=page_size, max_requests=max_requests, context_len=context_len
-    )
-    channel = MemoryChannel() if parallel.is_attn_tp_leader else None
-    return Scheduler(worker, tokenizer=FakeTokenizer(), channel=channel)
-
-
-def run(
-    scheduler: Scheduler, *requests: Any, max_steps: int = 20_000, check: bool = True
-) -> dict[str, Answer]:
-    """Send the messages, step until nothing is left, and give all answers so far; the books are checked
-    after every step.
-    """
-    channel = scheduler.channel
-    assert isinstance(channel, MemoryChannel)
-    channel.inbox.extend(requests)
-    for _ in range(max_steps):
-        going_on = scheduler.step()
-        if check:
-            scheduler.invariants.check_sum()
-            scheduler.invariants.check_slots()
-        if not going_on and not channel.inbox:
-            return answers(channel)
-    raise AssertionError(f"not done after {max_steps} steps")

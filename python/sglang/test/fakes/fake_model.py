@@ -1,4 +1,4 @@
-"""Owns a tiny model that says what a test wants: each token has one follower.
+"""Owns a tiny model whose output a test writes down: each token has one follower.
 
 Read by server tests about characters, stop strings and ends, where the exact tokens matter. It must not be
 used to test the model's mathematics: attention and the feed-forward part are switched off.
@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from sglang.test.tiny_models import write_tiny_model
 
-#: Logit of the follower; all others lie far below, and zero temperature is not needed to hit it.
+#: Logit of the follower; all others lie far below, so it is drawn at any temperature.
 FOLLOWER_LOGIT = 40.0
 END = "<|im_end|>"
 
 
-def write_chain_model(
+def write_fake_model(
     folder: pathlib.Path,
     *chains: Sequence[str | bytes],
     write_tokenizer: Callable[[pathlib.Path], Any] | None = None,
@@ -31,8 +31,8 @@ def write_chain_model(
     """A model folder in which each piece of a chain is followed by the next one.
 
     A piece is the bytes that one token adds in the middle of a text, or a special token by name (`END`). A
-    token may stand in one chain only, once, except as the last piece; a chain whose last piece is its first
-    one goes round for ever. `write_tokenizer` puts another tokenizer into the folder.
+    token may stand in one chain only, once, except as the last piece; a chain that ends with its first piece
+    repeats for ever. `write_tokenizer` puts another tokenizer into the folder.
     """
     write_tiny_model(folder, **settings)
     if write_tokenizer is not None:
@@ -44,7 +44,7 @@ def write_chain_model(
     normal = torch.nn.functional.normalize(embedding, dim=-1) * embedding.shape[1] ** 0.5
     for name, tensor in weights.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor.zero_()  # what is left between embedding and head is the last token
+            tensor.zero_()  # so the last hidden state is the embedding of the last token
     weights["model.norm.weight"].fill_(1.0)
     head = torch.zeros_like(weights["lm_head.weight"])
     for token, follower in followers(tokenizer, chains).items():
@@ -55,7 +55,7 @@ def write_chain_model(
 
 
 def byte_pieces(text: str | bytes) -> list[bytes]:
-    """One piece for each byte: characters beyond ASCII then lie over several tokens."""
+    """One piece for each byte: a character beyond ASCII then takes several tokens."""
     raw = text.encode() if isinstance(text, str) else text
     return [raw[i : i + 1] for i in range(len(raw))]
 

@@ -1,6 +1,6 @@
-"""Owns for how long processes have been held by a signal, and whether the one that watches was held itself.
+"""Owns for how long a signal has held each process, and whether this process itself was held.
 
-Read by the watcher of rank processes. It must not judge by the clock alone: time in which the watcher did not
+Used by the watch over rank processes. It must not judge by the clock alone: time in which the watch did not
 run counts against nobody.
 """
 
@@ -13,25 +13,25 @@ from collections.abc import Iterable
 
 logger = logging.getLogger(__name__)
 
-#: The watcher turns at least once a second. A gap of this much means that it could not.
+#: The watch polls at least once a second. A gap of this much means that it could not run.
 _GAP_S = 5.0
-#: What one turn may add to the time of a process that is held.
-_LONGEST_STEP_S = 2.0
+#: What one poll may add to the time of a process that is held.
+_LONGEST_POLL_S = 2.0
 
 
 class HoldWatch:
-    """Counts, turn by turn, how long each process has been stopped without a break."""
+    """Counts, poll by poll, how long each process has been stopped without a break."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._last_turn = self._awake_since = time.monotonic()
-        self._step = 0.0
+        self._last_tick = self._awake_since = time.monotonic()
+        self._not_counted_s = 0.0
         self._held: dict[int, float] = {}
 
-    def turn(self) -> None:
-        """The watcher came round."""
+    def tick(self) -> None:
+        """The watch has polled once more."""
         now = time.monotonic()
-        gap = now - self._last_turn
+        gap = now - self._last_tick
         if gap > _GAP_S:
             self._awake_since = now
             logger.warning(
@@ -39,19 +39,19 @@ class HoldWatch:
                 "ranks that were held with it may have missed --dist-timeout",
                 gap,
             )
-        self._step += min(gap, _LONGEST_STEP_S)
-        self._last_turn = now
+        self._not_counted_s += min(gap, _LONGEST_POLL_S)
+        self._last_tick = now
 
     @property
     def awake_s(self) -> float:
-        """For how long the watcher has run without a gap; nobody can be accused of more."""
+        """For how long the watch has run without a gap; no process can be blamed for more."""
         return time.monotonic() - self._awake_since
 
     def held(self, pids: Iterable[int]) -> dict[int, float]:
         """pid -> seconds, of those that are stopped now. A debugger (state `t`) may take its time."""
-        step, self._step = self._step, 0.0
+        since_s, self._not_counted_s = self._not_counted_s, 0.0
         self._held = {
-            pid: self._held[pid] + step if pid in self._held else 0.0
+            pid: self._held[pid] + since_s if pid in self._held else 0.0
             for pid in pids
             if process_state(pid) == "T"
         }

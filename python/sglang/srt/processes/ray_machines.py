@@ -19,7 +19,8 @@ from sglang.srt.arg_groups.transport import pack_configuration, unpack_configura
 from sglang.srt.distributed.meeting_place import Meeting
 from sglang.srt.messages import io_struct
 from sglang.srt.processes.rank_layout import Machine, rank_configs
-from sglang.srt.processes.rank_processes import PRIMARY_CAUSE_WAIT_S, RankDied, RankProcesses
+from sglang.srt.processes.rank_processes import RankDied, RankProcesses
+from sglang.srt.processes.rank_watch import PRIMARY_CAUSE_WAIT_S
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.runtime_context import get_device, get_parallel, publish
 from sglang.srt.server_args import ServerArgs

@@ -24,12 +24,12 @@ import pytest
 
 from sglang.srt.environ import envs
 from sglang.srt.messages import io_struct
-from sglang.srt.processes import rank_processes
+from sglang.srt.processes import rank_environment, rank_processes, rank_watch
 from sglang.srt.processes.cpu_binding import bind_to, cores_of_rank, parse_core_lists
 from sglang.srt.processes.heartbeat import Heartbeat, HeartbeatReader
 from sglang.srt.processes.hold_watch import HoldWatch, process_state
 from sglang.srt.processes.rank_config import RankConfig
-from sglang.srt.processes.rank_processes import RankDied, RankProcesses, rank_environment
+from sglang.srt.processes.rank_processes import RankDied, RankProcesses
 from sglang.srt.processes.sockets import SocketFolder, sweep_dead_folders
 from sglang.srt.processes.wire import RankChannel, ServerChannel
 from sglang.srt.utils.log_format import LineFormatter, configure_logging, rank_suffix
@@ -255,7 +255,7 @@ def test_the_first_cause_is_told_and_not_the_complaint_of_a_peer(
     folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch, last_words: str, cause: str
 ) -> None:
     """When one rank dies its peers notice first; their complaint must not hide the reason."""
-    monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", HANG_GUARD_S)
+    monkeypatch.setattr(rank_watch, "PRIMARY_CAUSE_WAIT_S", HANG_GUARD_S)
     complains = READY + "if config.world_rank == 0:\n" + textwrap.indent("leave_mark()\n" + COMPLAINT, "  ")
     # Rank 1 has its word when the one that complained of it is gone.
     body = complains + "await_state('', 'Z')\n" + last_words
@@ -281,8 +281,8 @@ def test_a_rank_that_keeps_silent_is_named_when_its_peers_give_up(
     state: str,
     words: str,
 ) -> None:
-    monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", 0.2)
-    monkeypatch.setattr(rank_processes, "_DUMP_GRACE_S", 0.1)
+    monkeypatch.setattr(rank_watch, "PRIMARY_CAUSE_WAIT_S", 0.2)
+    monkeypatch.setattr(rank_watch, "_DUMP_GRACE_S", 0.1)
     monkeypatch.setattr(rank_processes, "_EOF_GRACE_S", 0.2)
     keeps_silent = READY + f"if config.world_rank == 1:\n  leave_mark()\n  {silence}\n"
     # Rank 0 complains when the other one has fallen silent.
@@ -321,7 +321,7 @@ def test_time_in_which_the_watcher_could_not_run_counts_against_nobody(
     seen = []
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
-            watch.turn()
+            watch.tick()
             seen.append(watch.held([1, 2, 3]))
     assert seen == [{1: 0.0}, {1: 1.0}, {1: 3.0}, {1: 4.0}]
     assert watch.awake_s == 1.5
@@ -333,7 +333,7 @@ def test_time_in_which_the_watcher_could_not_run_counts_against_nobody(
 def test_a_complaint_that_nobody_explains_is_told(
     folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_processes, "PRIMARY_CAUSE_WAIT_S", 0.2)
+    monkeypatch.setattr(rank_watch, "PRIMARY_CAUSE_WAIT_S", 0.2)
     body = READY + "life.tell_failure(config.world_rank, ConnectionError('peer lost'), secondary=True)"
     with started(folder, rank_module(body), count=2) as (_, deaths):
         wait_until(lambda: deaths)
@@ -418,13 +418,13 @@ def test_a_rank_finds_a_module_that_only_its_parent_was_told_of(
 
 def test_the_folder_of_the_program_shadows_nothing_in_a_rank(tmp_path: pathlib.Path) -> None:
     """A `queue.py` beside a script must not become the rank's."""
-    package = str(pathlib.Path(rank_processes.__file__).parents[3])
-    found = rank_processes.module_search_path(["/prog", "", "/lib", "/lib", package], "/prog/script.py")
+    package = str(pathlib.Path(rank_environment.__file__).parents[3])
+    found = rank_environment.module_search_path(["/prog", "", "/lib", "/lib", package], "/prog/script.py")
     assert found == ["/lib", package, "/prog", os.getcwd()]
-    assert rank_processes.module_search_path(["/lib"], None) == ["/lib", package]
-    relative = rank_processes.module_search_path([f"{os.getcwd()}/prog", "/lib"], "prog/script.py")
+    assert rank_environment.module_search_path(["/lib"], None) == ["/lib", package]
+    relative = rank_environment.module_search_path([f"{os.getcwd()}/prog", "/lib"], "prog/script.py")
     assert relative == ["/lib", f"{os.getcwd()}/prog", package]
-    beside = rank_processes.module_search_path([package, "/lib"], f"{package}/script.py")
+    beside = rank_environment.module_search_path([package, "/lib"], f"{package}/script.py")
     assert beside == [package, "/lib"], "our own package is the parent's, wherever the program lies"
 
 
@@ -453,7 +453,7 @@ def test_a_full_disk_is_noticed_before_a_rank_is_started(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(rank_processes, "_Rank", None)  # calling it would be another error
+    monkeypatch.setattr(rank_processes, "RankChild", None)  # calling it would be another error
     with pytest.raises(OSError, match="No space left"), started(folder, rank_module(READY)):
         pass
 
@@ -461,18 +461,18 @@ def test_a_full_disk_is_noticed_before_a_rank_is_started(
 def test_threads_of_ranks_share_the_cores_and_sleep_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("sglang.srt.processes.rank_processes.cpu_count", lambda: 4)
-    assert rank_environment(0, 2)["GOMP_SPINCOUNT"] == "10000"
-    assert "GOMP_SPINCOUNT" not in rank_environment(0, 4)
+    monkeypatch.setattr("sglang.srt.processes.rank_environment.cpu_count", lambda: 4)
+    assert rank_environment.rank_environment(0, 2)["GOMP_SPINCOUNT"] == "10000"
+    assert "GOMP_SPINCOUNT" not in rank_environment.rank_environment(0, 4)
     monkeypatch.undo()
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     cores = len(os.sched_getaffinity(0))
-    assert rank_environment(0, 1)["OMP_NUM_THREADS"] == str(cores)
-    assert rank_environment(0, 2 * cores)["OMP_NUM_THREADS"] == "1"
-    assert rank_environment(0, 1)["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert rank_environment.rank_environment(0, 1)["OMP_NUM_THREADS"] == str(cores)
+    assert rank_environment.rank_environment(0, 2 * cores)["OMP_NUM_THREADS"] == "1"
+    assert rank_environment.rank_environment(0, 1)["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert rank_environment(0, 1)["OMP_NUM_THREADS"] == "7"
+    assert rank_environment.rank_environment(0, 1)["OMP_NUM_THREADS"] == "7"
 
 
 def test_core_lists_give_each_rank_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,7 +480,7 @@ def test_core_lists_give_each_rank_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0-2|3")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert cores_of_rank(1, 2) == {3}
-    assert rank_environment(0, 2)["OMP_NUM_THREADS"] == "3"
+    assert rank_environment.rank_environment(0, 2)["OMP_NUM_THREADS"] == "3"
     with pytest.raises(ValueError, match="cores for 2 ranks"):
         cores_of_rank(0, 1)
     with pytest.raises(ValueError, match=r"SGLANG_CPU_OMP_THREADS_BIND: a rank cannot run on \[9999\]; this"):

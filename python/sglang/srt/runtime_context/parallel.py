@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
-from sglang.srt.arg_groups.replicas import num_worlds
 from sglang.srt.runtime_context.identities import GROUP_WIDTHS, validate_parallel
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack
 from sglang.srt.runtime_context.widths import leads_attn_tp
@@ -56,6 +55,9 @@ LIVE_READS: dict[str, str] = {
     "attn_tp_group": "get_attn_tp_group",
     "attn_cp_group": "get_attn_cp_group",
 }
+
+#: Counts of the whole deployment, fixed by publish: no width that a draft's scope states changes them.
+COUNTS = ("num_worlds", "num_replicas", "ranks_on_host")
 
 #: Facts of the spawn that no group and no flag knows, each with its own reason for being missing.
 STAMP_ONLY: dict[str, str] = {
@@ -403,24 +405,9 @@ def _is_attn_tp_leader(parallel: ParallelContext) -> bool:
     return parallel.attn_tp_size == 1 or leads_attn_tp(parallel.attn_tp_rank)
 
 
-def _num_worlds(parallel: ParallelContext) -> int:
-    """Worlds of ranks, each with the whole model; they share nothing but the server."""
-    return num_worlds(parallel.enable_dp_attention, parallel.dp_size)
-
-
-def _num_replicas(parallel: ParallelContext) -> int:
-    """Replicas that requests are spread over: attention replicas inside one world, or worlds."""
-    return parallel.num_worlds * parallel.attn_dp_size
-
-
 def _replica_rank(parallel: ParallelContext) -> int:
     """The replica whose requests this rank holds; 0 where there is only one."""
     return parallel.attn_dp_rank if parallel.attn_dp_size > 1 else parallel.dp_rank or 0
-
-
-def _ranks_on_host(parallel: ParallelContext) -> int:
-    """Ranks of all worlds that share one machine, and its memory."""
-    return -(-parallel.num_worlds * parallel.pp_size * parallel.tp_size // parallel.nnodes)
 
 
 #: Computed name -> its rule. It asks last for the name whose value it answers with.
@@ -428,10 +415,7 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "max_world_size": _max_world_size,
     "attn_dcp_rank": _attn_dcp_rank,
     "is_attn_tp_leader": _is_attn_tp_leader,
-    "num_worlds": _num_worlds,
-    "num_replicas": _num_replicas,
     "replica_rank": _replica_rank,
-    "ranks_on_host": _ranks_on_host,
 }
 
 
@@ -443,6 +427,7 @@ def parallel_config_leaves() -> set[str]:
 def parallel_name_types() -> dict[str, str]:
     """Every name that is no leaf, with its type as source; the stub of the context is generated from it."""
     types = {name: "bool" if name == "dcp_enabled" else "int" for name in derived_of(Parallel)}
+    types |= dict.fromkeys(COUNTS, "int")
     types |= {name: "GroupCoordinator" if name.endswith("_group") else "int" for name in LIVE_READS}
     types |= {name: "int" if name == "attn_dp_rank" else "int | None" for name in STAMP_ONLY}
     return types | {name: "bool" if name.startswith("is_") else "int" for name in COMPUTED}
@@ -461,7 +446,7 @@ def parallel_fields() -> set[str]:
 def _install_readers() -> frozenset[str]:
     readers = {name: _leaf(name) for name in leaves_of(Parallel)}
     tables: list[dict[str, property]] = [
-        {name: _quotient(name) for name in derived_of(Parallel)},
+        {name: _quotient(name) for name in (*derived_of(Parallel), *COUNTS)},
         {name: _live(name, getter) for name, getter in LIVE_READS.items()},
         {name: _stamp_only(name) for name in STAMP_ONLY},
         {name: _reader(name, rule, rule.__doc__ or "") for name, rule in COMPUTED.items()},

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.arg_groups.replicas import attn_dp_size
+from sglang.srt.arg_groups.replicas import attn_dp_size, num_worlds
 
 __all__ = [
     "AttentionRanks",
     "ExpertRanks",
     "WIDTH_LEAVES",
+    "deployment_counts",
     "derive_attention_ranks",
     "derive_attention_widths",
     "derive_expert_ranks",
@@ -29,7 +30,16 @@ __all__ = [
 ]
 
 #: Leaves that are widths: none may be below one.
-WIDTH_LEAVES = ("tp_size", "pp_size", "dp_size", "ep_size", "moe_dp_size", "attn_cp_size", "dcp_size")
+WIDTH_LEAVES = (
+    "tp_size",
+    "pp_size",
+    "dp_size",
+    "ep_size",
+    "moe_dp_size",
+    "attn_cp_size",
+    "dcp_size",
+    "nnodes",
+)
 
 
 def runs_attention_dp(placement: Mapping[str, Any]) -> bool:
@@ -64,15 +74,35 @@ def derive_parallel_widths(
     }
 
 
+def deployment_counts(
+    *, tp_size: int, pp_size: int, dp_size: int, enable_dp_attention: bool, nnodes: int
+) -> dict[str, int]:
+    """Worlds of ranks, replicas that requests are spread over, ranks of all worlds on one machine.
+
+    ``tp 4, dp 2`` are two worlds and 8 ranks; with attention data parallelism one world of 4. Two replicas
+    either way.
+    """
+    worlds = num_worlds(enable_dp_attention, dp_size)
+    return {
+        "num_worlds": worlds,
+        "num_replicas": dp_size,
+        "ranks_on_host": -(-worlds * pp_size * tp_size // nnodes),
+    }
+
+
 def published_widths(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The quotients of published leaves; empty where a leaf they need is missing (a partial record).
+    """The quotients and counts of published leaves, without those that need a leaf which is missing.
 
     Raises ValueError when a width is below one: it would divide by zero or describe no layout.
     """
     low = [f"{name} >= 1: got {leaves[name]}" for name in WIDTH_LEAVES if _below_one(leaves.get(name))]
     if low:
         raise ValueError("set by publish: a parallel width must be at least 1\n  - " + "\n  - ".join(low))
-    needed = (
+    widths: dict[str, Any] = {}
+    counted = ("tp_size", "pp_size", "dp_size", "enable_dp_attention", "nnodes")
+    if all(name in leaves for name in counted):
+        widths |= deployment_counts(**{name: leaves[name] for name in counted})
+    divided = (
         "tp_size",
         "attn_cp_size",
         "enable_dp_attention",
@@ -81,17 +111,17 @@ def published_widths(leaves: Mapping[str, Any]) -> dict[str, Any]:
         "moe_dp_size",
         "dcp_size",
     )
-    if any(name not in leaves for name in needed):
-        return {}
-    return derive_parallel_widths(
-        tp_size=leaves["tp_size"],
-        attn_cp_size=leaves["attn_cp_size"],
-        attn_dp_size=attn_dp_size(leaves["enable_dp_attention"], leaves["dp_size"]),
-        moe_ep_size=leaves["ep_size"],
-        moe_dp_size=leaves["moe_dp_size"],
-        dcp_size=leaves["dcp_size"],
-        dcp_enabled=leaves["dcp_size"] > 1,
-    )
+    if all(name in leaves for name in divided):
+        widths |= derive_parallel_widths(
+            tp_size=leaves["tp_size"],
+            attn_cp_size=leaves["attn_cp_size"],
+            attn_dp_size=attn_dp_size(leaves["enable_dp_attention"], leaves["dp_size"]),
+            moe_ep_size=leaves["ep_size"],
+            moe_dp_size=leaves["moe_dp_size"],
+            dcp_size=leaves["dcp_size"],
+            dcp_enabled=leaves["dcp_size"] > 1,
+        )
+    return widths
 
 
 def _below_one(value: object) -> bool:

@@ -73,7 +73,7 @@ def test_an_owning_scope_states_every_name_of_the_drafts_world_and_no_other(
     expected = {
         "tp_group": draft, "tp_size": 2, "tp_rank": 1,
         "attn_tp_group": draft, "attn_tp_size": 2, "attn_tp_rank": 1,
-        "attn_dp_size": 1, "attn_dp_rank": 0,
+        "attn_dp_size": 1, "attn_dp_rank": 0, "replica_rank": 0,
         "attn_cp_group": alone, "attn_cp_size": 1, "attn_cp_rank": 0,
         "moe_ep_group": alone, "moe_ep_size": 1, "moe_ep_rank": 0,
         "moe_dp_group": alone, "moe_dp_size": 1, "moe_dp_rank": 0,

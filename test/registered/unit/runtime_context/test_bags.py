@@ -20,6 +20,7 @@ from sglang.srt.runtime_context import (
     get_schedule,
     publish,
 )
+from sglang.srt.runtime_context.parallel import COUNTS
 from sglang.srt.server_args import ServerArgs
 
 TOPS = (
@@ -55,7 +56,8 @@ def test_every_declared_leaf_is_published_in_its_namespace_and_nowhere_else() ->
         for name in get_parallel()._config if path == "parallel" else _at(path).values():
             homes.setdefault(name, []).append(path)
     quotients = {name: [path] for path, names in DERIVED.items() for name in names}
-    assert homes == {name: [leaf.namespace] for name, leaf in LEAVES.items()} | quotients
+    counts = {name: ["parallel"] for name in COUNTS}
+    assert homes == {name: [leaf.namespace] for name, leaf in LEAVES.items()} | quotients | counts
     for name, leaf in LEAVES.items():
         assert getattr(_at(leaf.namespace), name) == getattr(record, name), name
 

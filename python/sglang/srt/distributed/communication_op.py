@@ -14,13 +14,9 @@ from sglang.srt.runtime_context import get_parallel
 __all__ = [
     "attention_tensor_parallel_all_gather",
     "attention_tensor_parallel_all_reduce",
-    "attention_tensor_parallel_reduce_scatter",
-    "moe_expert_parallel_all_reduce",
-    "moe_tensor_parallel_all_reduce",
     "tensor_model_parallel_all_gather",
     "tensor_model_parallel_all_gatherv",
     "tensor_model_parallel_all_reduce",
-    "tensor_model_parallel_broadcast",
     "tensor_model_parallel_reduce_scatter",
     "tensor_model_parallel_reduce_scatterv",
 ]
@@ -53,11 +49,6 @@ def tensor_model_parallel_reduce_scatterv(tensor: torch.Tensor, sizes: Sequence[
     return tensor if parallel.tp_size == 1 else parallel.tp_group.reduce_scatterv(tensor, sizes)
 
 
-def tensor_model_parallel_broadcast(tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-    parallel = get_parallel()
-    return tensor if parallel.tp_size == 1 else parallel.tp_group.broadcast(tensor, src)
-
-
 def attention_tensor_parallel_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
     parallel = get_parallel()
     return tensor if parallel.attn_tp_size == 1 else parallel.attn_tp_group.all_reduce(tensor)
@@ -66,18 +57,3 @@ def attention_tensor_parallel_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
 def attention_tensor_parallel_all_gather(tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
     parallel = get_parallel()
     return tensor if parallel.attn_tp_size == 1 else parallel.attn_tp_group.all_gather(tensor, dim)
-
-
-def attention_tensor_parallel_reduce_scatter(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    parallel = get_parallel()
-    return tensor if parallel.attn_tp_size == 1 else parallel.attn_tp_group.reduce_scatter(tensor, dim)
-
-
-def moe_expert_parallel_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    parallel = get_parallel()
-    return tensor if parallel.moe_ep_size == 1 else parallel.moe_ep_group.all_reduce(tensor)
-
-
-def moe_tensor_parallel_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    parallel = get_parallel()
-    return tensor if parallel.moe_tp_size == 1 else parallel.moe_tp_group.all_reduce(tensor)

@@ -93,14 +93,6 @@ class GroupCoordinator:
     def __repr__(self) -> str:
         return f"GroupCoordinator({self.group_name}, ranks={self.ranks}, rank_in_group={self.rank_in_group})"
 
-    @property
-    def is_first_rank(self) -> bool:
-        return self.rank_in_group == 0
-
-    @property
-    def is_last_rank(self) -> bool:
-        return self.rank_in_group == self.world_size - 1
-
     def destroy(self) -> None:
         """Give the communicators back. The coordinator is of no use then, also where another coordinator
         keeps them alive; a second call does nothing.

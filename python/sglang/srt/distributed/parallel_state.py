@@ -200,11 +200,6 @@ def _published_sizes() -> GroupSizes:
     )
 
 
-def model_parallel_is_initialized() -> bool:
-    """Whether the groups inside the world stand."""
-    return _TP is not None
-
-
 def destroy_model_parallel() -> None:
     """Give back every group inside the world; does nothing where none was built."""
     for slot in reversed(_SLOT_OF.values()):

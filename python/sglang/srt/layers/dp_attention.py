@@ -21,10 +21,8 @@ __all__ = [
     "DpPaddingMode",
     "compute_dp_attention_world_info",
     "dp_gather_slot",
-    "get_dp_device",
     "get_dp_dtype",
     "get_dp_global_num_tokens",
-    "get_dp_hidden_size",
     "get_global_dp_buffer_len",
     "get_is_extend_in_batch",
     "get_local_dp_buffer_len",
@@ -180,14 +178,6 @@ def is_dp_max_padding() -> bool:
 
 def get_dp_dtype() -> Any:
     return get_flags().dp.dtype
-
-
-def get_dp_device() -> Any:
-    return get_flags().dp.device
-
-
-def get_dp_hidden_size() -> int | None:
-    return get_flags().dp.hidden_size
 
 
 def get_is_extend_in_batch() -> bool:

@@ -146,7 +146,7 @@ def _one_sum_skipped(everywhere: bool) -> Iterator[None]:
         nonlocal seen
         if group.group_name == "tp":
             seen += 1
-            if seen == _SKIPPED_CALL and (everywhere or group.is_last_rank):
+            if seen == _SKIPPED_CALL and (everywhere or group.rank_in_group == group.world_size - 1):
                 return tensor
         return right(group, tensor, op)
 

@@ -17,7 +17,6 @@ import torch.distributed
 
 from sglang.srt.distributed import communication_op, parallel_state
 from sglang.srt.distributed.group_layout import GroupSizes, layout
-from sglang.srt.distributed.utils import divide
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
@@ -81,7 +80,7 @@ def test_every_group_is_built_as_the_layout_says_and_lands_in_its_slot() -> None
         assert (get_parallel()._config, get_parallel()._stamp) == published, (
             "the build writes no width and no rank"
         )
-        assert parallel_state.model_parallel_is_initialized()
+        assert parallel_state._TP is not None
     assert all(group.destroyed for group in built)
     assert [getattr(parallel_state, slot) for slot in SLOTS] == [None] * 9
 
@@ -126,7 +125,7 @@ def test_a_group_built_at_another_width_takes_all_groups_down_again() -> None:
         with pytest.raises(ValueError, match=r"set by group build.*\n.*moe_ep_group.*built 1, configured 2"):
             parallel_state.initialize_model_parallel()
         assert len(built) == 9 and all(group.destroyed for group in built)
-        assert not parallel_state.model_parallel_is_initialized()
+        assert parallel_state._TP is None
 
 
 def test_a_group_whose_seat_is_not_the_stamped_one_is_refused() -> None:
@@ -202,7 +201,6 @@ def test_one_rank_needs_no_port_and_no_name(one_rank: Any) -> None:
 def test_a_group_of_one_rank_makes_no_communicator(one_rank: Any, slot: str) -> None:
     group = getattr(parallel_state, slot)
     assert group.device_group is None and group.cpu_group is None
-    assert group.is_first_rank and group.is_last_rank
 
 
 def test_collectives_over_one_rank_are_what_went_in(one_rank: Any) -> None:
@@ -272,10 +270,3 @@ def test_a_coordinator_needs_its_rank_in_exactly_one_list(one_rank: Any) -> None
     for groups in ([[1]], [[0], [0]]):
         with pytest.raises(ValueError, match="exactly once"):
             parallel_state.GroupCoordinator(groups, 0, "gloo", group_name="odd")
-
-
-def test_divide_comes_out_even_or_says_why() -> None:
-    assert divide(12, 4) == 3
-    for pair in ((12, 5), (3, 0)):
-        with pytest.raises(ValueError, match="not divisible"):
-            divide(*pair)

@@ -39,7 +39,7 @@ def test_padding_follows_the_attention_width_alone(
     with get_parallel().override(attn_dp_size=replicas):
         found = DpPaddingMode.get_dp_padding_mode(is_extend_in_batch=extend, global_num_tokens=tokens)
     assert found is DpPaddingMode[mode]
-    assert (found.is_max_len(), found.is_sum_len()) == (mode == "MAX_LEN", mode == "SUM_LEN")
+    assert found.is_max_len() == (mode == "MAX_LEN")
 
 
 @pytest.mark.parametrize("rank", range(8))
@@ -68,8 +68,8 @@ def test_initialising_attention_dp_stamps_the_replica_of_a_process_without_a_bun
         _initialize()
         assert get_parallel().attn_dp_rank == 1
         assert get_parallel()._stamp == {"tp_rank": 3, "attn_dp_rank": 1}
-        found = (dp_attention.get_dp_hidden_size(), dp_attention.get_dp_dtype(), dp_attention.get_dp_device())
-        assert found == (8, torch.float16, torch.device("cpu"))
+        row = get_flags().dp
+        assert (row.hidden_size, row.dtype, row.device) == (8, torch.float16, torch.device("cpu"))
 
 
 def test_the_gather_slot_follows_the_list_that_is_gathered() -> None:
@@ -130,13 +130,13 @@ def test_expert_flags_come_from_the_published_configuration() -> None:
         disable_flashinfer_cutlass_moe_fp4_allgather=True,
     )
     assert moe.get_moe_a2a_backend().is_deepep() and moe.get_moe_runner_backend().is_triton()
-    assert moe.is_tbo_enabled() and moe.is_sbo_enabled()
+    assert moe.is_tbo_enabled() and get_flags().moe.sbo_enabled
     flags = get_flags().moe
     assert (flags.deepep_mode, flags.deepep_config) == ("normal", "")
     assert (flags.tbo_token_distribution_threshold, flags.disable_fp4_allgather) == (0.25, True)
     context.__exit__(None, None, None)
     assert moe.get_moe_a2a_backend().is_none() and moe.get_moe_runner_backend().is_auto()
-    assert not moe.is_tbo_enabled() and not moe.is_sbo_enabled()
+    assert not moe.is_tbo_enabled() and not get_flags().moe.sbo_enabled
 
 
 def test_an_unknown_expert_kernel_is_refused_with_the_known_ones() -> None:

@@ -24,9 +24,6 @@ class DpPaddingMode(enum.Enum):
     def is_max_len(self) -> bool:
         return self is DpPaddingMode.MAX_LEN
 
-    def is_sum_len(self) -> bool:
-        return self is DpPaddingMode.SUM_LEN
-
     @classmethod
     def get_dp_padding_mode(
         cls, *, is_extend_in_batch: bool, global_num_tokens: Sequence[int]

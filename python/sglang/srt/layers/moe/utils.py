@@ -20,7 +20,6 @@ __all__ = [
     "get_moe_a2a_backend",
     "get_moe_runner_backend",
     "initialize_moe_config",
-    "is_sbo_enabled",
     "is_tbo_enabled",
     "should_skip_mlp_all_reduce",
     "should_skip_post_experts_all_reduce",
@@ -121,11 +120,6 @@ def get_moe_runner_backend() -> MoeRunnerBackend:
 def is_tbo_enabled() -> bool:
     """Two halves of a batch overlap."""
     return get_flags().moe.tbo_enabled
-
-
-def is_sbo_enabled() -> bool:
-    """Communication overlaps inside one batch."""
-    return get_flags().moe.sbo_enabled
 
 
 @contextmanager

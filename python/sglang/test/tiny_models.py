@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from sglang.srt.tokenizer.byte_level import BYTE_TO_CHAR, bytes_to_piece
+from sglang.srt.tokenizer.byte_level import BYTE_TO_CHAR
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -211,7 +211,7 @@ def tiny_vocabulary(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, st
         )
     vocab = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *BYTE_TO_CHAR))}
     merges: list[tuple[str, str]] = []
-    words = [list(bytes_to_piece(f" {word}".encode())) for word in _CORPUS.split()]
+    words = [[BYTE_TO_CHAR[value] for value in f" {word}".encode()] for word in _CORPUS.split()]
     while len(vocab) < vocab_size:
         counts: dict[tuple[str, str], int] = {}
         for word in words:

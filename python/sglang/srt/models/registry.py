@@ -6,7 +6,7 @@ import.
 
 from __future__ import annotations
 
-from sglang.srt.configs.model_config import ARCHITECTURES
+from sglang.srt.configs.architectures import ARCHITECTURES
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM

@@ -29,11 +29,6 @@ BYTE_TO_CHAR: tuple[str, ...] = _build_alphabet()
 CHAR_TO_BYTE: dict[str, int] = {char: value for value, char in enumerate(BYTE_TO_CHAR)}
 
 
-def bytes_to_piece(raw: bytes) -> str:
-    """How `raw` is spelled in a byte-level vocabulary."""
-    return "".join(BYTE_TO_CHAR[value] for value in raw)
-
-
 def piece_to_bytes(piece: str) -> bytes | None:
     """The bytes that a vocabulary entry stands for, or None when it is not written in the byte alphabet."""
     out = bytearray()

@@ -7,12 +7,12 @@ It must not run code from the folder.
 
 from __future__ import annotations
 
-import json
 import pathlib
 from typing import Any
 
 import tokenizers
 
+from sglang.srt.configs.json_file import read_json_object
 from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
 
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -27,8 +27,8 @@ def read_hf_vocabulary(folder: pathlib.Path) -> Vocabulary:
             f"vocab.txt) is not served: load it once with transformers' AutoTokenizer and save it again"
         )
     backend = _backend(file)
-    config = _read_json(folder / "tokenizer_config.json")
-    roles = {**_read_json(folder / "special_tokens_map.json"), **config}
+    config = _read_if_there(folder / "tokenizer_config.json")
+    roles = {**_read_if_there(folder / "special_tokens_map.json"), **config}
     special_tokens = {role: text for role in ROLES if (text := _token_text(roles.get(role))) is not None}
     _add_missing_tokens(backend, config, folder)
     _mark_special(backend, special_tokens)
@@ -51,16 +51,8 @@ def _backend(file: pathlib.Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, it holds a {type(content).__name__}")
-    return content
+def _read_if_there(path: pathlib.Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _token_text(value: Any) -> str | None:
@@ -125,7 +117,7 @@ def _chat_templates(folder: pathlib.Path, config: dict[str, Any]) -> dict[str, s
     templates: dict[str, str] = {}
     value = config.get("chat_template")
     if value is None:
-        value = _read_json(folder / "chat_template.json").get("chat_template")
+        value = _read_if_there(folder / "chat_template.json").get("chat_template")
     if isinstance(value, str):
         templates[DEFAULT_TEMPLATE] = value
     elif isinstance(value, list):

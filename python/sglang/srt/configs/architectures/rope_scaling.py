@@ -7,7 +7,7 @@ layer reads the result. It must not compute rotary tables for the forward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -19,7 +19,7 @@ _LLAMA3_PUBLISHED = {
 }
 
 
-def read_rope(config: dict[str, Any], where: str) -> tuple[float, dict[str, Any] | None]:
+def read_rope(config: Mapping[str, Any], where: str) -> tuple[float, dict[str, Any] | None]:
     """`(rope_theta, rope_scaling)` of a Hugging Face config, old spelling (`rope_scaling`) or new
     (`rope_parameters`).
 

@@ -10,11 +10,12 @@ import struct
 from collections import Counter
 from typing import Any
 
+from sglang.srt.configs.architectures import ARCHITECTURES
 from sglang.srt.configs.architectures.rope_scaling import llama3_from_factors
 from sglang.srt.configs.gguf.header import GGUFHeader
 
-# GGUF architecture -> Hugging Face class.
-GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+#: Architecture name in a GGUF file -> class name in a Hugging Face config.
+GGUF_ARCHITECTURES = {item.gguf_name: item.name for item in ARCHITECTURES.values()}
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -96,6 +96,7 @@ class WorkerDriver:
     ) -> GenerationBatchResult:
         """One forward with sampling; drawn tokens are appended to their sequences."""
         result = self.worker.forward_batch_generation(self.batch(parts, asks=asks, decode=decode))
+        result.read()
         for (seq, _), token in zip(parts, result.next_token_ids, strict=True):
             if token is not None:
                 seq.ids.append(token)

@@ -1,14 +1,14 @@
 """Owns the words of one forward: what the scheduler hands to the worker, and what comes back.
 
 Built by the scheduler, read by the model runner, the attention back end, the logits processor and the
-sampler. It must not act; tensors are int64 on the device of the model, token-major (`num_tokens` rows, the
-requests' new tokens one after another).
+sampler. It must not compute. Tensors are int64 on the device of the model; those of `num_tokens` entries list
+the requests' new tokens one request after another.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,10 +20,19 @@ if TYPE_CHECKING:
     from sglang.srt.batch.sampling_state import SamplingState
 
 
+NOT_FINITE = (
+    "the model gave logits that are not finite for this request (NaN or infinity); the request is ended and "
+    "others are not affected. Try --dtype float32 if this repeats"
+)
+NOTHING_LEFT = (
+    "min_new_tokens keeps back every token this vocabulary has; use fewer stop_token_ids or no min_new_tokens"
+)
+#: Why a row of logits gave no token, by the number in `DrawnTokens.failures`; 0 is a row that gave one.
+ROW_FAILURES = (None, NOT_FINITE, NOTHING_LEFT)
+
+
 class ForwardMode(enum.Enum):
-    """What the rows of a forward are. A row of an EXTEND batch with one new token is a decode row in all but
-    name.
-    """
+    """Whether a forward computes new tokens of prompts, one token each, or nothing of this replica."""
 
     EXTEND = "extend"
     DECODE = "decode"
@@ -34,7 +43,7 @@ class ForwardMode(enum.Enum):
 class DpStep:
     """What the attention-DP replicas of one tensor group agreed on before a forward; lists in replica order.
 
-    A replica without requests stands there with zeros and takes the step all the same.
+    A replica without requests is listed with zeros and takes the step all the same.
     """
 
     num_tokens: list[int]
@@ -60,8 +69,7 @@ class ForwardBatch:
     seq_lens: torch.Tensor  # [batch_size]
     seq_lens_list: list[int]
     extend_lens: list[int]
-    #: One per request; None for a request whose prompt is not complete after this chunk: nothing is drawn
-    #: for it.
+    #: One per request; None where nothing is drawn, because the prompt is not complete after this chunk.
     sampling_states: list[SamplingState | None]
     #: One per request, None where no logprob is wanted; the list itself is None when nobody wants any.
     logprob_requests: list[LogprobRequest | None] | None = None
@@ -70,15 +78,15 @@ class ForwardBatch:
 
     @classmethod
     def idle(cls, dp_step: DpStep, device: torch.device) -> ForwardBatch:
-        """The part of a replica that has nothing to do: no request and no token, every collective."""
+        """The batch of a replica without requests, which takes part in the collectives all the same."""
         none = torch.empty(0, dtype=torch.int64, device=device)
         return cls(ForwardMode.IDLE, none, none, none, none, none, [], [], [], dp_step=dp_step)
 
     @property
     def num_logit_rows(self) -> int:
         """Rows of last hidden states that the head scores: one a drawing request, one a prompt target."""
-        drawing = sum(row is not None for row in self.sampling_states)
-        return drawing + sum(len(ask.targets) for ask in self.logprob_requests or () if ask is not None)
+        drawing = sum(state is not None for state in self.sampling_states)
+        return drawing + sum(len(request.targets) for request in self.logprob_requests or () if request)
 
     @property
     def batch_size(self) -> int:
@@ -90,15 +98,47 @@ class ForwardBatch:
 
 
 @dataclass(slots=True)
+class DrawnTokens:
+    """What the sampler gave, one entry a row of logits; a device may still be computing the tensors.
+
+    `failures` are places in `ROW_FAILURES`. The token of a failed row means nothing.
+    """
+
+    token_ids: torch.Tensor  # [rows]
+    failures: torch.Tensor  # [rows]
+    logprobs: list[TokenLogprob | None]
+
+
+@dataclass(slots=True)
 class GenerationBatchResult:
     """What a forward gave, one entry per request of the batch, in its order.
 
-    `next_token_ids[b]` is None where nothing was drawn. `failures[b]` is a sentence when this row alone
-    failed (NaN logits); its token is None then. `output_logprobs[b]` belongs to the token drawn;
-    `input_logprobs[b]` has one entry per target asked.
+    `next_token_ids[b]` is None where nothing was drawn. `failures[b]` says why this request alone failed; its
+    token is None then. `output_logprobs[b]` belongs to the token drawn; `input_logprobs[b]` has one entry per
+    target asked. Tokens are in the lists once `read` has been called.
     """
 
     next_token_ids: list[int | None]
     failures: list[str | None]
     output_logprobs: list[TokenLogprob | None] | None = None
     input_logprobs: list[list[TokenLogprob] | None] | None = None
+    #: The requests that `drawn` has rows of, and what was drawn for them, until it is read.
+    drawing: list[int] = field(default_factory=list)
+    drawn: DrawnTokens | None = None
+
+    def read(self) -> None:
+        """Wait for the drawn tokens and enter them in the lists.
+
+        Called by the first who needs their values; a second call changes nothing.
+        """
+        if self.drawn is None:
+            return
+        drawn, self.drawn = self.drawn, None
+        for b, token_id, failure, logprob in zip(
+            self.drawing, drawn.token_ids.tolist(), drawn.failures.tolist(), drawn.logprobs, strict=True
+        ):
+            self.failures[b] = self.failures[b] or ROW_FAILURES[failure]
+            if self.failures[b] is None:
+                self.next_token_ids[b] = token_id
+                if self.output_logprobs is not None:
+                    self.output_logprobs[b] = logprob

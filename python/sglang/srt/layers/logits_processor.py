@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch
+from sglang.srt.batch.forward_batch import NOT_FINITE, ForwardBatch
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.layers.communicator import head_spans_replicas
 from sglang.srt.layers.exchange.dp_gather import gather_rows
-from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.srt.layers.token_logprobs import token_logprobs
 from sglang.srt.messages.io_struct import TokenLogprob
 from sglang.srt.runtime_context import get_parallel

@@ -7,33 +7,18 @@ and on nothing else; it must not keep state between steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from sglang.kernels.draw_token import draw, uniforms
+from sglang.srt.batch.forward_batch import ROW_FAILURES, DrawnTokens
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.layers.penalties import adjust_logits
 from sglang.srt.layers.token_logprobs import token_logprobs
 from sglang.srt.messages.io_struct import TokenLogprob
 
-NOT_FINITE = (
-    "the model gave logits that are not finite for this request (NaN or infinity); the request is ended and "
-    "others are not affected. Try --dtype float32 if this repeats"
-)
-NOTHING_LEFT = (
-    "min_new_tokens keeps back every token this vocabulary has; use fewer stop_token_ids or no min_new_tokens"
-)
-
-
-@dataclass(slots=True)
-class SamplerOutput:
-    """One entry a row; a failed row has a sentence and no token."""
-
-    token_ids: list[int | None]
-    failures: list[str | None]
-    logprobs: list[TokenLogprob | None]
+_FINE, _NOT_FINITE, _NOTHING_LEFT = range(len(ROW_FAILURES))
 
 
 class Sampler:
@@ -42,67 +27,80 @@ class Sampler:
     def __call__(
         self,
         logits: torch.Tensor,
-        rows: Sequence[SamplingState],
-        asks: Sequence[LogprobRequest | None] | None = None,
-    ) -> SamplerOutput:
-        """logits [rows, vocab], float32; they are overwritten."""
-        failures = self._fail_where(~torch.isfinite(logits.sum(dim=-1)), logits, NOT_FINITE)
-        asked = [] if asks is None else [b for b, ask in enumerate(asks) if ask is not None]
-        plain = all(row.is_plain_greedy for row in rows)
+        states: Sequence[SamplingState],
+        logprob_requests: Sequence[LogprobRequest | None] | None = None,
+    ) -> DrawnTokens:
+        """logits [rows, vocab], float32; they are overwritten.
+
+        Where every row is plain greedy and asks for no log-probabilities, nothing here waits for the device.
+        """
+        requests = logprob_requests or [None] * len(states)
+        failures = torch.isfinite(logits.sum(dim=-1)).logical_not_().long() * _NOT_FINITE
+        plain = all(state.is_plain_greedy for state in states)
+        if plain and not any(requests):
+            return DrawnTokens(logits.argmax(dim=-1), failures, [None] * len(states))
+        self._blank(logits, failures)
         if not plain:
-            adjust_logits(logits, rows)
-            broken = self._fail_where(~torch.isfinite(logits.amax(dim=-1)), logits, NOTHING_LEFT)
-            failures = [first or second for first, second in zip(failures, broken, strict=True)]
-        token_ids = self._choose(logits, rows)
-        logprobs: list[TokenLogprob | None] = [None] * len(rows)
-        asked = [b for b in asked if failures[b] is None]
-        if asked:
-            assert asks is not None
-            entries = token_logprobs(
-                self._log_softmax(logits, rows, asked),
-                [token_ids[b] for b in asked],
-                [ask for b in asked if (ask := asks[b]) is not None],
-            )
-            for b, entry in zip(asked, entries, strict=True):
-                logprobs[b] = entry
-        ids = [None if failure else token for token, failure in zip(token_ids, failures, strict=True)]
-        return SamplerOutput(ids, failures, logprobs)
+            adjust_logits(logits, states)
+            left = torch.isfinite(logits.amax(dim=-1))
+            failures = failures.where(left | (failures != _FINE), _NOTHING_LEFT)
+            self._blank(logits, failures)
+        token_ids = self._choose(logits, states)
+        return DrawnTokens(token_ids, failures, self._logprobs(logits, states, token_ids, failures, requests))
 
     @staticmethod
-    def _fail_where(bad: torch.Tensor, logits: torch.Tensor, sentence: str) -> list[str | None]:
-        """Sentences for the bad rows, whose logits are made harmless."""
-        flags = bad.tolist()
-        if not any(flags):
-            return [None] * len(flags)
-        logits[bad] = 0.0
-        return [sentence if flag else None for flag in flags]
+    def _blank(logits: torch.Tensor, failures: torch.Tensor) -> None:
+        """Make the logits of failed rows harmless."""
+        failed = failures != _FINE
+        if bool(failed.any()):
+            logits[failed] = 0.0
 
     @staticmethod
-    def _choose(logits: torch.Tensor, rows: Sequence[SamplingState]) -> list[int]:
-        drawn = [b for b, row in enumerate(rows) if not row.params.is_greedy]
-        if len(drawn) < len(rows):
-            ids = logits.argmax(dim=-1).tolist()  # the lowest id where several are best
-        else:
-            ids = [0] * len(rows)
-        if drawn:
-            params = [rows[b].params for b in drawn]
-            picked = draw(
-                logits if len(drawn) == len(rows) else logits[drawn],
-                temperature=[p.temperature for p in params],
-                top_k=[p.top_k for p in params],
-                top_p=[p.top_p for p in params],
-                min_p=[p.min_p for p in params],
-                u=[uniforms(rows[b].seed, rows[b].num_output) for b in drawn],
-            )
-            for b, token in zip(drawn, picked, strict=True):
-                ids[b] = token
+    def _choose(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+        drawn = [b for b, state in enumerate(states) if not state.params.is_greedy]
+        if not drawn:
+            return logits.argmax(dim=-1)  # the lowest id where several are best
+        params = [states[b].params for b in drawn]
+        everywhere = len(drawn) == len(states)
+        picked = draw(
+            logits if everywhere else logits[drawn],
+            temperature=[p.temperature for p in params],
+            top_k=[p.top_k for p in params],
+            top_p=[p.top_p for p in params],
+            min_p=[p.min_p for p in params],
+            u=[uniforms(states[b].seed, states[b].num_output) for b in drawn],
+        )
+        picked_ids = torch.tensor(picked, device=logits.device)
+        if everywhere:
+            return picked_ids
+        ids = logits.argmax(dim=-1)
+        ids[drawn] = picked_ids
         return ids
 
     @staticmethod
-    def _log_softmax(logits: torch.Tensor, rows: Sequence[SamplingState], asked: list[int]) -> torch.Tensor:
-        """After penalties and bias, at the row's temperature (1 for greedy rows)."""
-        heat = [1.0 if (p := rows[b].params).is_greedy else p.temperature for b in asked]
-        scaled = logits[asked]
+    def _logprobs(
+        logits: torch.Tensor,
+        states: Sequence[SamplingState],
+        token_ids: torch.Tensor,
+        failures: torch.Tensor,
+        requests: Sequence[LogprobRequest | None],
+    ) -> list[TokenLogprob | None]:
+        """What each row asks about its token: after penalties and bias, at its temperature (1 if greedy)."""
+        entries: list[TokenLogprob | None] = [None] * len(states)
+        if not any(requests):
+            return entries
+        failed = failures.tolist()
+        asking = [(b, request) for b, request in enumerate(requests) if request is not None and not failed[b]]
+        if not asking:
+            return entries
+        rows = [b for b, _ in asking]
+        heat = [1.0 if (p := states[b].params).is_greedy else p.temperature for b in rows]
+        scaled = logits[rows]
         scaled -= scaled.amax(dim=-1, keepdim=True)  # else a small temperature lifts the best one to infinity
         scaled /= torch.tensor(heat, dtype=logits.dtype, device=logits.device)[:, None]
-        return torch.log_softmax(scaled, dim=-1)
+        found = token_logprobs(
+            torch.log_softmax(scaled, dim=-1), token_ids[rows].tolist(), [request for _, request in asking]
+        )
+        for b, entry in zip(rows, found, strict=True):
+            entries[b] = entry
+        return entries

@@ -53,6 +53,7 @@ def share_result(batch: ForwardBatch, draw: Callable[[], GenerationBatchResult])
     group = parallel.attn_tp_group
     if parallel.is_attn_tp_leader:
         result = draw()
+        result.read()
         group.broadcast_object([RESULT, plan_fingerprint(batch), _encoder.encode(result)], src=0)
         return result
     heard = group.broadcast_object(None, src=0)

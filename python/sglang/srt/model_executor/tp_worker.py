@@ -1,7 +1,7 @@
 """Owns what the scheduler sees of a rank: sizes, pools, and one call that turns a batch into tokens.
 
-Built by the rank process after publishing; read by the scheduler. It must not schedule, and holds no request
-state: whatever a row needs arrives with the batch. Only the leader of an attention-TP group draws.
+Built by the rank process after publishing; read by the scheduler. It must not schedule and holds no state of
+requests: what a forward needs arrives with its batch. Only the leader of an attention-TP group draws.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler
-from sglang.srt.messages.io_struct import TokenLogprob
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.model_executor.result_broadcast import share_result
 
@@ -20,8 +19,8 @@ from sglang.srt.model_executor.result_broadcast import share_result
 class TpModelWorker:
     """One rank's model behind the scheduler's interface.
 
-    `num_ids` is how many ids the tokenizer knows, None where there is no tokenizer: then all rows of the head
-    count as tokens.
+    `num_ids` is how many ids the tokenizer knows; None without a tokenizer, where every row of the head is a
+    token.
     """
 
     def __init__(self, model_config: ModelConfig, *, num_ids: int | None = None) -> None:
@@ -38,31 +37,31 @@ class TpModelWorker:
 
     @torch.inference_mode()
     def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult:
-        """Run the model over the batch and draw a token for every request that is complete.
+        """Run the model over the batch and draw a token for every request whose prompt is complete.
 
-        An idle batch of a data-parallel step runs for the sake of the collectives in it, and gives nothing.
+        The tokens are in the result once it is read. An idle batch of a data-parallel step runs for the sake
+        of the collectives in it and gives nothing.
         """
         if batch.batch_size == 0:
             if batch.dp_step is not None:
                 self.model_runner.forward(batch)
-            return GenerationBatchResult([], [], None, None)
+            return GenerationBatchResult([], [])
         output = self.model_runner.forward(batch)
         return share_result(batch, lambda: self._sample(batch, output))
 
     def _sample(self, batch: ForwardBatch, output: LogitsProcessorOutput) -> GenerationBatchResult:
-        asks = batch.logprob_requests
-        tokens: list[int | None] = [None] * batch.batch_size
-        failures = list(output.failures)
-        logprobs: list[TokenLogprob | None] | None = None if asks is None else [None] * batch.batch_size
+        requests = batch.logprob_requests
+        result = GenerationBatchResult(
+            next_token_ids=[None] * batch.batch_size,
+            failures=output.failures,
+            output_logprobs=None if requests is None else [None] * batch.batch_size,
+            input_logprobs=output.input_logprobs,
+        )
         if output.drawing:
-            rows = [row for row in batch.sampling_states if row is not None]
-            drawn = self.sampler(
-                output.logits, rows, None if asks is None else [asks[b] for b in output.drawing]
+            result.drawing = output.drawing
+            result.drawn = self.sampler(
+                output.logits,
+                [state for state in batch.sampling_states if state is not None],
+                None if requests is None else [requests[b] for b in output.drawing],
             )
-            for at, b in enumerate(output.drawing):
-                failures[b] = failures[b] or drawn.failures[at]
-                if failures[b] is None:
-                    tokens[b] = drawn.token_ids[at]
-                    if logprobs is not None:
-                        logprobs[b] = drawn.logprobs[at]
-        return GenerationBatchResult(tokens, failures, logprobs, output.input_logprobs)
+        return result

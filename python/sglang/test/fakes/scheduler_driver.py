@@ -62,7 +62,7 @@ def create_scheduler(
     worker = FakeWorker(
         pool_tokens=pool_tokens, page_size=page_size, max_requests=max_requests, context_len=context_len
     )
-    channel = FakeChannel() if parallel.attn_tp_rank == 0 else None
+    channel = FakeChannel() if parallel.is_attn_tp_leader else None
     return Scheduler(worker, tokenizer=FakeTokenizer(), channel=channel)
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
+from sglang.srt.batch.forward_batch import NOT_FINITE, DpStep, ForwardBatch
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.distributed import parallel_state
 from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
-from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.srt.runtime_context import get_parallel
 from sglang.test.multi_rank import run_ranks
 from sglang.test.tiny_models import write_tiny_model

@@ -9,15 +9,26 @@ import pytest
 import torch
 
 from sglang.kernels.draw_token import draw, uniforms
+from sglang.srt.batch.forward_batch import NOT_FINITE, NOTHING_LEFT, GenerationBatchResult
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.layers.penalties import adjust_logits
-from sglang.srt.layers.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
+from sglang.srt.layers.sampler import Sampler
 from sglang.srt.messages.io_struct import LOGPROB_FLOOR
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 VOCAB = 300
-sampler = Sampler()
+
+
+def sampler(logits, states, logprob_requests=None):
+    """One request a row, drawn and read."""
+    nothing = [None] * len(states)
+    result = GenerationBatchResult(
+        list(nothing), list(nothing), list(nothing), drawing=list(range(len(states)))
+    )
+    result.drawn = Sampler()(logits, states, logprob_requests)
+    result.read()
+    return result
 
 
 def row(seed=0, produced=(), end_ids=(), **params):
@@ -37,13 +48,23 @@ GREEDY = {"temperature": 0.0}
 def test_greedy_rows_take_the_best_token_and_the_lowest_of_equals():
     logits = torch.zeros(2, VOCAB)
     logits[0, [17, 5, 200]] = 2.0
-    assert sampler(logits, [row(**GREEDY), row(top_k=1)]).token_ids == [5, 0]
+    assert sampler(logits, [row(**GREEDY), row(top_k=1)]).next_token_ids == [5, 0]
+
+
+def test_plain_greedy_rows_are_drawn_without_reading_the_device(monkeypatch):
+    def read(*args):
+        raise AssertionError("the host waited for a value")
+
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, read)
+    drawn = Sampler()(logits_of(1, rows=3), [row(**GREEDY)] * 3, [None] * 3)
+    assert drawn.token_ids.shape == drawn.failures.shape == (3,)
 
 
 def test_a_tiny_temperature_and_top_k_1_are_greedy():
     logits = logits_of(1, rows=3)
     best = logits.argmax(dim=-1).tolist()
-    assert sampler(logits, [row(temperature=1e-9), row(top_k=1), row(**GREEDY)]).token_ids == best
+    assert sampler(logits, [row(temperature=1e-9), row(top_k=1), row(**GREEDY)]).next_token_ids == best
 
 
 def test_a_seeded_row_draws_the_same_beside_any_neighbours_and_at_any_place():
@@ -54,7 +75,7 @@ def test_a_seeded_row_draws_the_same_beside_any_neighbours_and_at_any_place():
     alone = []
     subject = row(seed=42, **params)
     for step in range(16):
-        alone += sampler(mine[step : step + 1].clone(), [subject]).token_ids
+        alone += sampler(mine[step : step + 1].clone(), [subject]).next_token_ids
         subject.append(alone[-1])
     assert len(set(alone)) > 4
     others = [{**GREEDY}, {"temperature": 2.0}, {"top_k": 3}, {"frequency_penalty": 1.0}, {"min_p": 0.2}]
@@ -66,18 +87,18 @@ def test_a_seeded_row_draws_the_same_beside_any_neighbours_and_at_any_place():
         rows[place] = subject
         logits = company[step : step + size].clone()
         logits[place] = mine[step]
-        together.append(sampler(logits, rows).token_ids[place])
+        together.append(sampler(logits, rows).next_token_ids[place])
         subject.append(together[-1])
     assert together == alone
 
 
 def test_different_seeds_draw_differently_and_each_token_has_its_own_number():
     logits = torch.zeros(1, VOCAB)
-    drawn = {sampler(logits.clone(), [row(seed=s)]).token_ids[0] for s in range(40)}
+    drawn = {sampler(logits.clone(), [row(seed=s)]).next_token_ids[0] for s in range(40)}
     assert len(drawn) > 25
     place = row(seed=1, produced=[9, 9, 9])
     limits = {"temperature": [1.0], "top_k": [-1], "top_p": [1.0], "min_p": [0.0]}
-    assert sampler(logits.clone(), [place]).token_ids == draw(logits, u=[uniforms(1, 3)], **limits)
+    assert sampler(logits.clone(), [place]).next_token_ids == draw(logits, u=[uniforms(1, 3)], **limits)
 
 
 def test_penalties_are_what_their_names_say_on_output_tokens_only():
@@ -101,7 +122,7 @@ def test_bias_is_added_and_end_tokens_wait_for_their_turn():
     logits[:, 2] = 5.0
     early = row(min_new_tokens=2, end_ids=[2, 4], produced=[1], logit_bias={3: 1.5, 0: -100.0}, **GREEDY)
     late = row(min_new_tokens=2, end_ids=[2], produced=[1, 1], **GREEDY)
-    assert sampler(logits, [early, late, row(**GREEDY)]).token_ids == [3, 2, 2]
+    assert sampler(logits, [early, late, row(**GREEDY)]).next_token_ids == [3, 2, 2]
     assert logits[0].tolist() == [-100.0, 0.0, -math.inf, 1.5, -math.inf, 0.0]
 
 
@@ -115,8 +136,8 @@ def test_a_poisoned_row_fails_alone(poison, params):
     logits[1, 77] = poison
     result = sampler(logits, rows, asks)
     assert result.failures == [None, NOT_FINITE, None]
-    assert result.token_ids == [healthy.token_ids[0], None, healthy.token_ids[2]]
-    assert result.logprobs == [healthy.logprobs[0], None, healthy.logprobs[2]]
+    assert result.next_token_ids == [healthy.next_token_ids[0], None, healthy.next_token_ids[2]]
+    assert result.output_logprobs == [healthy.output_logprobs[0], None, healthy.output_logprobs[2]]
 
 
 def test_a_repetition_penalty_near_zero_repeats_instead_of_failing():
@@ -124,8 +145,8 @@ def test_a_repetition_penalty_near_zero_repeats_instead_of_failing():
     rows = [row(produced=[3], repetition_penalty=1e-44), row(**GREEDY)]
     result = sampler(logits, rows, [LogprobRequest(top_num=2), None])
     assert result.failures == [None, None]
-    assert result.token_ids[0] == 3
-    assert result.logprobs[0].logprob == 0.0
+    assert result.next_token_ids[0] == 3
+    assert result.output_logprobs[0].logprob == 0.0
 
 
 def test_a_row_whose_whole_vocabulary_is_kept_back_fails_alone():
@@ -134,7 +155,7 @@ def test_a_row_whose_whole_vocabulary_is_kept_back_fails_alone():
     everything.end_ids = frozenset(range(logits.shape[1]))
     result = sampler(logits, [everything, row(**GREEDY)])
     assert result.failures == [NOTHING_LEFT, None]
-    assert result.token_ids[0] is None and result.token_ids[1] is not None
+    assert result.next_token_ids[0] is None and result.next_token_ids[1] is not None
 
 
 def test_logprobs_follow_penalties_bias_and_temperature():
@@ -145,21 +166,21 @@ def test_logprobs_follow_penalties_bias_and_temperature():
     expected[0, 9] += 3.0
     expected = torch.log_softmax(expected / torch.tensor([[0.5], [1.0]]), dim=-1)
     result = sampler(logits, rows, [LogprobRequest(top_num=4, token_ids=[9, 8]), LogprobRequest()])
-    for b, entry in enumerate(result.logprobs):
-        assert entry.token_id == result.token_ids[b]
+    for b, entry in enumerate(result.output_logprobs):
+        assert entry.token_id == result.next_token_ids[b]
         assert entry.logprob == pytest.approx(float(expected[b, entry.token_id]), abs=1e-6)
     best = torch.topk(expected[0], 4)
-    assert [i for _, i in result.logprobs[0].top] == best.indices.tolist()
-    assert [v for v, _ in result.logprobs[0].top] == pytest.approx(best.values.tolist(), abs=1e-6)
-    assert [i for _, i in result.logprobs[0].chosen] == [9, 8]
-    assert result.logprobs[1].top is None and result.logprobs[1].chosen is None
+    assert [i for _, i in result.output_logprobs[0].top] == best.indices.tolist()
+    assert [v for v, _ in result.output_logprobs[0].top] == pytest.approx(best.values.tolist(), abs=1e-6)
+    assert [i for _, i in result.output_logprobs[0].chosen] == [9, 8]
+    assert result.output_logprobs[1].top is None and result.output_logprobs[1].chosen is None
 
 
 def test_the_drawn_token_has_the_same_float_among_the_alternatives():
     logits = logits_of(7, rows=8)
     rows = [row(seed=i, temperature=1.5) for i in range(8)]
     result = sampler(logits, rows, [LogprobRequest(top_num=VOCAB, token_ids=list(range(VOCAB)))] * 8)
-    for entry in result.logprobs:
+    for entry in result.output_logprobs:
         assert {i: v for v, i in entry.top}[entry.token_id] == entry.logprob
         assert entry.chosen[entry.token_id] == (entry.logprob, entry.token_id)
         assert sorted(entry.top, key=lambda pair: (-pair[0], pair[1])) == entry.top
@@ -168,7 +189,7 @@ def test_the_drawn_token_has_the_same_float_among_the_alternatives():
 def test_equal_alternatives_are_listed_lowest_id_first_and_hold_the_greedy_token():
     logits = torch.zeros(1, VOCAB)
     logits[0, [250, 40, 120, 7]] = 1.0
-    entry = sampler(logits, [row(**GREEDY)], [LogprobRequest(top_num=2)]).logprobs[0]
+    entry = sampler(logits, [row(**GREEDY)], [LogprobRequest(top_num=2)]).output_logprobs[0]
     assert entry.token_id == 7
     assert [i for _, i in entry.top] == [7, 40]
 
@@ -176,7 +197,7 @@ def test_equal_alternatives_are_listed_lowest_id_first_and_hold_the_greedy_token
 def test_impossible_tokens_read_the_floor_and_the_answer_is_json():
     logits = logits_of(8)
     suppressed = row(min_new_tokens=1, end_ids=[5], temperature=1e-5)
-    entry = sampler(logits, [suppressed], [LogprobRequest(top_num=VOCAB, token_ids=[5])]).logprobs[0]
+    entry = sampler(logits, [suppressed], [LogprobRequest(top_num=VOCAB, token_ids=[5])]).output_logprobs[0]
     assert entry.chosen == [(LOGPROB_FLOOR, 5)]
     json.dumps([entry.logprob, entry.top, entry.chosen], allow_nan=False)
 
@@ -189,7 +210,7 @@ def test_logprobs_stay_finite_where_logits_over_temperature_would_not():
         row(produced=[2], repetition_penalty=1e-36, temperature=0.01),
         row(produced=[1], temperature=0.5),
     ]
-    logprobs = sampler(logits, rows, [LogprobRequest(top_num=3)] * 2).logprobs
+    logprobs = sampler(logits, rows, [LogprobRequest(top_num=3)] * 2).output_logprobs
     assert all(math.isfinite(value) for entry in logprobs for value in (entry.logprob, *dict(entry.top)))
     assert logprobs[0].logprob == 0.0
     assert logprobs[0].top[1][0] == LOGPROB_FLOOR

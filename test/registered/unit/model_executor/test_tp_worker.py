@@ -5,10 +5,9 @@ register_cpu_ci(est_time=10, suite="unit-cpu")
 import pytest
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
+from sglang.srt.batch.forward_batch import NOT_FINITE, ForwardBatch, ForwardMode
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.layers.logits_processor import LogitsProcessor
-from sglang.srt.layers.sampler import NOT_FINITE
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model
 from sglang.test.worker_driver import driven_worker
 
@@ -120,6 +119,19 @@ def test_a_poisoned_request_fails_alone_and_its_neighbours_answer_as_before(driv
     result = driver.step([(seqs[1], 3), (seqs[0], 1)], asks=[ask, None])
     assert result.failures == [NOT_FINITE, None]
     assert result.input_logprobs[0] is None
+
+
+def test_drawn_tokens_are_in_the_result_once_it_is_read(driver):
+    """The scheduler decides how late it waits for the device."""
+    ids = prompt(6, 3)
+    seq = driver.add(ids)
+    expected = driver.generate([driver.add(ids)], 1)
+    result = driver.worker.forward_batch_generation(driver.batch([(seq, len(ids))]))
+    assert result.next_token_ids == [None] and result.drawn is not None
+    result.read()
+    assert [result.next_token_ids] == expected and result.drawn is None
+    result.read()
+    assert [result.next_token_ids] == expected
 
 
 def test_an_idle_batch_gives_an_empty_result(driver):

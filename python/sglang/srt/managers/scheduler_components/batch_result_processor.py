@@ -26,6 +26,7 @@ class BatchResultProcessor:
         self._stop_matcher = stop_matcher
 
     def process(self, batch: ScheduledBatch, result: GenerationBatchResult) -> None:
+        result.read()
         if batch.parts is None:
             self._process_decode(batch.reqs, result)
         else:

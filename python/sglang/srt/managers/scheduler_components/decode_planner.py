@@ -54,7 +54,8 @@ class DecodePlanner:
         slots = self._kv.extend_by_one(reqs, req_pool_indices, lengths)
         if slots is None:
             return None
-        return make_decode_batch(list(reqs), req_pool_indices, lengths, slots, self._device)
+        newest = torch.tensor([req.output_ids[-1] for req in reqs], device=self._device)
+        return make_decode_batch(list(reqs), newest, req_pool_indices, lengths, slots)
 
     def _make_room(self, plan: Plan) -> None:
         """The pool is full: retract requests until the others can go on for a few steps.

@@ -42,7 +42,7 @@ LAYOUTS = {
 }
 
 
-# --- one rank ---------------------------------------------------------------------------------------------
+# one rank
 
 
 class CollectiveClock:
@@ -140,7 +140,7 @@ def _round(scheduler: Any, channel: Any, clock: CollectiveClock, order: dict[str
     }
 
 
-# --- one layout -------------------------------------------------------------------------------------------
+# one layout
 
 
 @dataclass
@@ -246,7 +246,7 @@ def _environment(rank: int, ranks: int) -> dict[str, str]:
         return rank_environment(rank, ranks)
 
 
-# --- the contest ------------------------------------------------------------------------------------------
+# the contest
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Runs a function of a test file on several gloo ranks of this host and brings each rank's answer back.
 
-Read by multi-rank tests: ``answers = run_ranks(check_layouts, world_size=2)``. Ranks are started with
-``python -m`` and meet in a file; must not use ``multiprocessing`` and must not leave a rank behind.
+Read by multi-rank tests: `answers = run_ranks(check_layouts, world_size=2)`. Ranks are started with
+`python -m` and meet in a file; must not use `multiprocessing` and must not leave a rank behind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RankFailed(AssertionError):
 def run_ranks(
     function: Callable[..., Any], *, world_size: int, timeout_s: float = HANG_GUARD_S, **arguments: Any
 ) -> list[Any]:
-    """Call ``function(rank, **arguments)`` on each rank of a fresh gloo world; answers and arguments are
+    """Call `function(rank, **arguments)` on each rank of a fresh gloo world; answers and arguments are
     JSON.
 
     The function is found again by name in its own file, so it must stand at the top level of that file.

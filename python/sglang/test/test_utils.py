@@ -30,8 +30,8 @@ def published_topology(*, ranks: Mapping[str, Any] | None = None, **server_args_
     """Publish a record with these fields for the length of a block and give it; restore everything
     afterwards.
 
-    ``ranks`` are the fields of ``SpawnRanks``; None publishes without a bundle, so that ranks stay live.
-    Record fields only (``dp_size=2, enable_dp_attention=True``, not a command-line spelling), and no group
+    `ranks` are the fields of `SpawnRanks`; None publishes without a bundle, so that ranks stay live.
+    Record fields only (`dp_size=2, enable_dp_attention=True`, not a command-line spelling), and no group
     is built. Scopes opened inside must be closed inside.
     """
     unknown = sorted(set(server_args_fields) - set(ServerArgs.__struct_fields__))

@@ -86,7 +86,7 @@ def client_of(server: RunningServer, path: str, body: dict[str, Any]) -> Iterato
         yield connection
 
 
-# --- seeds ---
+# seeds
 
 
 def test_a_seed_draws_the_same_alone_in_any_company_and_in_pieces(
@@ -118,7 +118,7 @@ def test_a_seed_draws_the_same_alone_in_any_company_and_in_pieces(
     assert len({tuple(answer["output_ids"]) for answer in together(wide, [free] * 6)}) == 6
 
 
-# --- health ---
+# health
 
 
 def test_health_answers_while_a_thousand_requests_are_in_flight(wide: RunningServer) -> None:
@@ -154,7 +154,7 @@ def test_health_answers_while_a_thousand_requests_are_in_flight(wide: RunningSer
     wait_until(lambda: is_idle(wide), lambda: str(state(wide)))
 
 
-# --- ghosts ---
+# ghosts
 
 GHOSTS: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"text": "a", "sampling_params": ENDLESS, "stream": True}),
@@ -207,7 +207,7 @@ def test_a_ghost_in_the_middle_of_its_prompt_leaves(narrow: RunningServer) -> No
     assert counters(narrow)["forward_ct_prefill"] - before < 20_000 // 16, "it was read to its end"
 
 
-# --- a small pool ---
+# a small pool
 
 
 def test_what_the_pool_can_never_hold_is_refused_and_keeps_nobody_waiting(small: RunningServer) -> None:

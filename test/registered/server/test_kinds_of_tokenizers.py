@@ -145,7 +145,7 @@ def test_an_engine_answers_like_a_server(folder: pathlib.Path) -> None:
             assert found["meta_info"]["finish_reason"] == {"type": "stop", "matched": STOP_WORD}
 
 
-# --- what cannot be served
+# what cannot be served
 
 
 def test_a_tokenizer_that_makes_no_text_is_refused_at_the_start(tmp_path: pathlib.Path) -> None:

@@ -66,7 +66,7 @@ def cold_and_hot(server: RunningServer) -> list[tuple[str, list[int], list[Liste
     return found
 
 
-# --- a vocabulary that does not divide: one rank has a column of padding -----------------------------------
+# a vocabulary that does not divide: one rank has a column of padding
 
 
 @pytest.mark.parametrize("spare", [0, SPARE_ROWS], ids=["all known", "spare rows"])
@@ -111,7 +111,7 @@ def assert_an_id_that_no_token_has_is_refused(server: RunningServer, token: int)
     assert generate(server, sampling_params=GREEDY)["text"], "and the server goes on"
 
 
-# --- one model as a folder and as a file --------------------------------------------------------------------
+# one model as a folder and as a file
 
 
 def greedy_and_chat(server: RunningServer) -> tuple[list[int], str, int]:

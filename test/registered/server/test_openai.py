@@ -61,7 +61,7 @@ def client(server):
         yield client
 
 
-# --- the openai client ---
+# the openai client
 
 
 def test_sync_async_and_stream_say_the_same(client, server):
@@ -108,7 +108,7 @@ def test_models_by_list_and_by_a_name_with_slash_and_colon(client, http):
     assert http.get("/v1/models/org%2Ftiny%3Atest").json()["max_model_len"] == CONTEXT
 
 
-# --- answers ---
+# answers
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -184,7 +184,7 @@ def test_content_types_with_charset_and_without_json(http):
         assert response.status_code == 400, bad
 
 
-# --- trap 2: stop strings ---
+# stop strings
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -205,7 +205,7 @@ def test_a_stop_string_is_cut_in_both_modes_and_kept_when_asked(http, path):
     assert text_of(kept).startswith(cut + stop) and len(text_of(kept)) < len(cut + stop) + 20
 
 
-# --- traps 3 and 4.4: scoring ---
+# scoring
 
 
 def scored(http, prompt, **fields):
@@ -288,7 +288,7 @@ def test_alternatives_cut_away_are_finite(http):
     assert all(len(tops) >= 5 for tops in choice["logprobs"]["top_logprobs"][1:])
 
 
-# --- traps 4 to 7: ends and usage ---
+# ends and usage
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

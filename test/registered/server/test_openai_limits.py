@@ -43,7 +43,7 @@ def http(server):
         yield client
 
 
-# --- trap 9 and the cases O24 to O26: bad requests ---
+# bad requests
 
 ILLEGAL = [
     {"logit_bias": {"999999": 5}},
@@ -105,7 +105,7 @@ def test_legal_edges_give_the_right_text(http, path):
     assert text_of(answer(http, path, top_k=9999999, **body)["choices"][0]) == off != greedy
 
 
-# --- traps 17 and 18: lengths ---
+# lengths
 
 
 def test_limits_of_a_chat(http):
@@ -141,7 +141,7 @@ def test_an_over_long_prompt_is_400_in_the_words_clients_look_for(http, streamed
         assert answer(http, path, max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
-# --- trap 19: penalties and bias ---
+# penalties and bias
 
 
 def test_a_bias_bans_or_forces_and_min_tokens_holds_the_end_back(http):
@@ -186,7 +186,7 @@ def test_a_penalty_breaks_a_repetition(http):
     assert answer(http, COMPLETIONS, **body)["choices"][0]["token_ids"] == [40] * 6
 
 
-# --- trap 21: special tokens ---
+# special tokens
 
 
 def test_a_chat_has_one_bos_and_reads_special_tokens_in_messages(http):
@@ -226,7 +226,7 @@ def test_the_final_message_goes_on(http):
     assert prompt.count(IM_END) == 1, "the assistant's turn is not closed"
 
 
-# --- a server whose model has no template and whose pool is smaller than its context ---
+# a server whose model has no template and whose pool is smaller than its context
 
 
 @pytest.fixture(scope="module")

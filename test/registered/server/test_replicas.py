@@ -71,7 +71,7 @@ def together(count: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(work, range(count)))
 
 
-# --- O02: who runs where ------------------------------------------------------------------------------------
+# who runs where
 
 
 def test_requests_without_a_rank_are_spread_over_the_replicas(server: RunningServer) -> None:
@@ -154,7 +154,7 @@ def test_the_samples_of_a_prompt_share_a_replica_and_the_answer_is_the_same_on_b
     assert len({tuple(answer["output_ids"]) for answer in first + second}) == 1
 
 
-# --- O05: nobody waits for the other ------------------------------------------------------------------------
+# nobody waits for the other
 
 
 def test_requests_of_unequal_length_all_finish_again_and_again(server: RunningServer) -> None:
@@ -174,7 +174,7 @@ def test_requests_of_unequal_length_all_finish_again_and_again(server: RunningSe
     assert [state["num_running_reqs"] + state["num_queue_reqs"] for state in states] == [0, 0]
 
 
-# --- O09: one works, the other idles ------------------------------------------------------------------------
+# one works, the other idles
 
 
 def test_replicas_that_take_turns_join_each_others_steps(server: RunningServer) -> None:
@@ -203,7 +203,7 @@ def test_replicas_that_take_turns_join_each_others_steps(server: RunningServer) 
     assert "Traceback" not in server.log()
 
 
-# --- what is shown ------------------------------------------------------------------------------------------
+# what is shown
 
 
 def test_server_info_has_an_entry_for_each_replica(server: RunningServer) -> None:
@@ -267,7 +267,7 @@ def test_the_cache_of_every_replica_is_flushed_and_a_running_one_is_named(server
     assert server.client.get("/health_generate").status_code == 200
 
 
-# --- over fake ranks ----------------------------------------------------------------------------------------
+# over fake ranks
 
 
 def test_the_fewest_open_requests_decide_when_asked_to(model: pathlib.Path) -> None:

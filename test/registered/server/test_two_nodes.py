@@ -129,7 +129,7 @@ def test_a_machine_that_does_not_come_is_named_with_the_timeout(model: pathlib.P
         assert machine.leftovers() == []
 
 
-# --- two namespaces: other addresses, no common loopback ----
+# two namespaces: other addresses, no common loopback
 
 HOSTS = ("10.213.77.1", "10.213.77.2")
 ASK = """

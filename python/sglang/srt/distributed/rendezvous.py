@@ -60,7 +60,7 @@ def join_world(
         envs.GLOO_SOCKET_IFNAME.set(interface_towards(meeting))
     patience = limit if meeting_timeout_s is None else meeting_timeout_s
     store = _open(meeting, world_rank, world_size, patience)
-    _Roll(store, meeting, world_rank, world_size, patience).compare(configuration)
+    _StartCheck(store, meeting, world_rank, world_size, patience).compare(configuration)
     init_distributed_environment(
         world_size=world_size,
         rank=world_rank,
@@ -135,8 +135,8 @@ class _Patience:
         )
 
 
-class _Roll:
-    """Who came to the meeting and whether all were started alike."""
+class _StartCheck:
+    """Whether every rank came to the meeting once, and all with the same configuration."""
 
     def __init__(
         self, store: torch.distributed.Store, meeting: Meeting, rank: int, world_size: int, limit: float

@@ -1,7 +1,7 @@
 """Owns the picture of a plan: a box for each rank, in frames for its replica, machine and stage, and after
 them the groups as lists of ranks.
 
-Read by ``sglang.placement``. A group has one colour and one letter, in the boxes and in the lists, so that
+Read by `sglang.placement`. A group has one colour and one letter, in the boxes and in the lists, so that
 the picture also serves whoever does not tell the colours apart.
 """
 

@@ -1,8 +1,8 @@
 """Owns the plan of a deployment: every rank's seat and every group, from flags alone, before anything starts.
 
 Read by the placement printer, which shows it as a table, as JSON or as a picture. Must not do arithmetic of
-its own: seats are what ``publish`` would stamp in each process, groups what ``group_layout`` would build,
-machines what ``ranks_of_node`` gives each.
+its own: seats are what `publish` would stamp in each process, groups what `group_layout` would build,
+machines what `ranks_of_node` gives each.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MOST_RANKS = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """Where one rank sits. ``ranks`` holds ``<dimension>_rank`` of every dimension, ``dp_rank`` the
+    """Where one rank sits. `ranks` holds `<dimension>_rank` of every dimension, `dp_rank` the
     replica."""
 
     dp_rank: int
@@ -72,7 +72,7 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One kind of group and its lists of world ranks. Not ``collective``: an index, nobody reduces over
+    """One kind of group and its lists of world ranks. Not `collective`: an index, nobody reduces over
     it."""
 
     kind: str
@@ -92,7 +92,7 @@ class Partition:
 
     @property
     def label(self) -> str:
-        """``tp = attn_tp = moe_tp``."""
+        """`tp = attn_tp = moe_tp`."""
         return " = ".join(self.kinds)
 
 
@@ -118,7 +118,7 @@ def partitions(groups: Sequence[Group]) -> list[Partition]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A deployment: ``num_worlds`` worlds that are all cut alike, over ``nodes`` machines."""
+    """A deployment: `num_worlds` worlds that are all cut alike, over `nodes` machines."""
 
     flags: str
     num_worlds: int

@@ -51,7 +51,7 @@ def ink_on(colour: str) -> str:
 
 
 class Canvas:
-    """Elements in drawing order; ``page`` puts them into a picture of the given size."""
+    """Elements in drawing order; `page` puts them into a picture of the given size."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -85,7 +85,7 @@ class Canvas:
         bold: bool = False,
         anchor: str = "start",
     ) -> None:
-        """One line whose baseline is ``y``."""
+        """One line whose baseline is `y`."""
         style = (' font-weight="bold"' if bold else "") + (
             f' text-anchor="{anchor}"' if anchor != "start" else ""
         )

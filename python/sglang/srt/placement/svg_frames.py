@@ -20,9 +20,9 @@ _MOST_ACROSS = 8
 
 @dataclass(kw_only=True)
 class Area:
-    """A box of a given size, or with ``parts`` a frame around them: named where it has a label, else bare.
+    """A box of a given size, or with `parts` a frame around them: named where it has a label, else bare.
 
-    ``x`` and ``y`` are relative to the frame around it once that is arranged.
+    `x` and `y` are relative to the frame around it once that is arranged.
     """
 
     label: str = ""
@@ -34,7 +34,7 @@ class Area:
     y: float = 0.0
 
     def arrange(self, room: float) -> None:
-        """Put the parts into lines of equal length inside ``room``, each where a grid has it."""
+        """Put the parts into lines of equal length inside `room`, each where a grid has it."""
         if not self.parts:
             return
         edge, head = (PADDING, LABEL_HEIGHT) if self.label else (0.0, 0.0)
@@ -61,7 +61,7 @@ class Area:
 
 
 def columns(count: int, fit: int) -> int:
-    """Boxes in a line where ``fit`` would fit: full lines if half as many are enough for that, else lines of
+    """Boxes in a line where `fit` would fit: full lines if half as many are enough for that, else lines of
     about one length."""
     fit = max(1, min(fit, count, _MOST_ACROSS))
     for across in range(fit, (fit - 1) // 2, -1):

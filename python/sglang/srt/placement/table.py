@@ -1,6 +1,6 @@
 """Owns the words of the placement printer: a plan as tables for a reader, as JSON for a program.
 
-Read by ``sglang.placement``. Must not colour or measure a terminal: a pipe and a screen get the same text.
+Read by `sglang.placement`. Must not colour or measure a terminal: a pipe and a screen get the same text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def headline(plan: Plan) -> list[str]:
 
 
 def shown_ranks(ranks: Sequence[int]) -> str:
-    """``[0,4]``, ``[0..7]``, ``[0..7,16..23]``: a list of world ranks in few letters."""
+    """`[0,4]`, `[0..7]`, `[0..7,16..23]`: a list of world ranks in few letters."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:
@@ -114,7 +114,7 @@ def _wrapped(head: str, words: Sequence[str], between: str) -> Iterator[str]:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """The same plan with the names that the context and ``GET /placement`` use."""
+    """The same plan with the names that the context and `GET /placement` use."""
     return {
         "flags": plan.flags,
         "replicas": plan.num_worlds,

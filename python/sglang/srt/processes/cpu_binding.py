@@ -1,7 +1,7 @@
-"""Owns the reading of `SGLANG_CPU_OMP_THREADS_BIND`: core lists such as `0-15|16-31`, one per rank of this
-host.
+"""Owns the reading of `SGLANG_CPU_OMP_THREADS_BIND`: one core list per rank of this host, as `0-15|16-31`.
 
-Read by whoever starts ranks (thread count) and by a rank (affinity). It must not bind unasked.
+Read by whoever starts ranks (thread count) and by a rank (affinity). It must not bind where the variable is
+not set.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang.srt.environ import envs
 
 
 def cores_of_rank(rank: int, num_ranks: int) -> frozenset[int] | None:
-    """The cores that the operator gave this rank, or None when the variable is not set."""
+    """The cores that the variable gives this rank, None when it is not set."""
     text = envs.SGLANG_CPU_OMP_THREADS_BIND.get()
     if not text:
         return None
@@ -26,7 +26,7 @@ def cores_of_rank(rank: int, num_ranks: int) -> frozenset[int] | None:
 
 
 def bind_to(cores: frozenset[int]) -> None:
-    """Keep this process on these cores; `ValueError` when the machine has none of them."""
+    """Keep this process on these cores; `ValueError` when it may not use them."""
     try:
         os.sched_setaffinity(0, cores)
     except (OSError, OverflowError) as error:

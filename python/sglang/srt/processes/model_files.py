@@ -1,6 +1,6 @@
-"""Owns how a process opens what the published configuration names: the model's config and its tokenizer.
+"""Owns how a process opens the files that the published settings name: the model's config and tokenizer.
 
-Used by the rank's entry and by the doors, so that both read the same files the same way. It must not load
+Used by the rank's entry and by the doors, so that both read the same files in the same way. It must not load
 weights.
 """
 

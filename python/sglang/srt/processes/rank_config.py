@@ -1,8 +1,7 @@
-"""Owns what a rank process is told at birth, and the two pipes by which parent and rank speak before any
-socket exists.
+"""Owns the configuration that a rank process is started with, and the frames on the pipes to its parent.
 
-Written by `rank_processes.py`, read by the rank's entry. Frames are a length and msgpack; nothing is pickled.
-It must not start processes and must not resolve anything: the record arrives with its declared results.
+Sent by `rank_child.py`, read by the rank's entry. A frame is a length and msgpack; nothing is pickled. It
+must not start processes and must not resolve anything: the record arrives with its declared results.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ _MAX_FRAME = 64 << 20
 
 
 class RankConfig(msgspec.Struct, kw_only=True):
-    """The configuration of one rank. `configuration` is the packed record with what resolution declared
-    beside it.
+    """The configuration of one rank.
 
+    `configuration` is the packed record with what resolution declared beside it.
     `world_rank` and `world_size` count one replica's world, `local_rank` and `ranks_on_host` the ranks of all
     worlds on this machine. `gpu_id` is the device of this rank, None on the CPU. `rendezvous` is where a
     world meets: `file:PATH` (one machine) or `tcp://HOST:PORT`. `listen` and `server` are socket addresses of

@@ -1,7 +1,7 @@
-"""Owns which ranks this machine starts and what each of them is told: seat, sockets, place to meet.
+"""Owns which ranks this machine starts and the configuration of each: its seat, sockets and meeting place.
 
-Used by the engine and by a machine that runs ranks only. It must not start anything, and it knows a rank's
-seat by arithmetic alone: no process group exists yet.
+Used by the engine and by a machine that runs ranks only. It must not start anything; seats are arithmetic,
+because no process group exists yet.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from typing import Any
 
 from sglang.srt.arg_groups.hooks.parallel import split_address
 from sglang.srt.arg_groups.transport import pack_configuration
@@ -26,13 +25,15 @@ from sglang.srt.runtime_context.widths import (
     leads_attn_tp,
     ranks_of_node,
 )
+from sglang.srt.server_args import ServerArgs
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Where a machine stands in the deployment. `host` is an address of it for leaders that the server does
-    not find in its own folder; `server` is the server's address, known on machine 0 only; `meeting` is where
-    its ranks meet when the flags do not say it.
+    """Where a machine stands in the deployment.
+
+    `host` is its address, for leaders that the server does not find in its own folder; `server` is the
+    server's address, known on machine 0 only; `meeting` is where its ranks meet when the flags do not say it.
     """
 
     node_rank: int = 0
@@ -48,7 +49,9 @@ class Machine:
         return cls(node_rank, host, server)
 
 
-def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = None) -> list[RankConfig]:
+def rank_configs(
+    record: ServerArgs, folder: SocketFolder, machine: Machine | None = None
+) -> list[RankConfig]:
     """The ranks of this machine, replica by replica, in world order."""
     machine = machine or Machine.of_flags(folder)
     parallel, device = get_parallel(), get_device()
@@ -61,9 +64,9 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
         for world_rank in here:
             local_rank = len(configs)
             is_leader = _is_attn_tp_leader(world_rank)
-            # Another machine cannot see our folder: its leaders take any port and tell the others which.
+            # The server cannot see this machine's folder: its leaders take any free port and announce it.
             listen = f"tcp://{machine.host}:*" if machine.host else folder.rank_address(local_rank)
-            tells_server = is_leader and machine.node_rank == 0
+            knows_server = is_leader and machine.node_rank == 0
             configs.append(
                 RankConfig(
                     configuration=packed,
@@ -71,14 +74,14 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
                     world_size=world_size,
                     local_rank=local_rank,
                     ranks_on_host=parallel.ranks_on_host,
-                    rendezvous=machine.meeting or place_to_meet(folder, replica),
+                    rendezvous=machine.meeting or meeting_place_of(folder, replica),
                     dp_rank=replica if parallel.num_worlds > 1 else None,
                     gpu_id=gpu_of_rank(
                         device.device, local_rank, first=device.base_gpu_id, step=device.gpu_id_step
                     ),
                     folder=str(folder.path),
                     listen=listen if is_leader else None,
-                    server=(machine.server or folder.server_address) if tells_server else None,
+                    server=(machine.server or folder.server_address) if knows_server else None,
                     heartbeat=str(folder.heartbeat_path(local_rank)),
                     parent_pid=os.getpid(),
                 )
@@ -87,8 +90,7 @@ def rank_configs(record: Any, folder: SocketFolder, machine: Machine | None = No
 
 
 def gpu_of_rank(device: str | None, local_rank: int, *, first: int, step: int) -> int | None:
-    """The GPU of the rank that is `local_rank` among all ranks of this machine; None where ranks run on the
-    CPU.
+    """The GPU of one of this machine's ranks; None where ranks run on the CPU.
 
     >>> [gpu_of_rank("cuda", local_rank, first=2, step=2) for local_rank in range(3)]
     [2, 4, 6]
@@ -107,7 +109,7 @@ def _is_attn_tp_leader(world_rank: int) -> bool:
 
 
 def _refuse_more_than_fit(count: int) -> None:
-    """A slip like --dp-size 1000 must not take the machine down with processes."""
+    """A mistake like --dp-size 1000 must not bring the machine down with processes."""
     available = available_memory_bytes()
     if count > 1 and count * RANK_MIN_BYTES > available:
         raise ValueError(
@@ -117,8 +119,8 @@ def _refuse_more_than_fit(count: int) -> None:
         )
 
 
-def place_to_meet(folder: SocketFolder, replica: int) -> str:
-    """A file of this machine, or what the operator stated; each replica has a place of its own."""
+def meeting_place_of(folder: SocketFolder, replica: int) -> str:
+    """Where a replica's ranks meet: a file of this machine, or a port of the address in the flags."""
     stated = stated_address()
     if stated is None:
         return f"file:{folder.path / f'meeting{replica}'}"
@@ -141,9 +143,7 @@ def _needed_address() -> tuple[str, int]:
 
 
 def refuse_taken_ports() -> None:
-    """`ValueError` naming the first stated port that ranks of this machine could not bind, before anything is
-    started.
-    """
+    """`ValueError` naming the first port in the flags that ranks of this machine could not bind."""
     stated, parallel = stated_address(), get_parallel()
     if stated is None or parallel.node_rank != 0:
         return
@@ -156,7 +156,7 @@ def refuse_taken_ports() -> None:
 
 
 def refuse_unknown_interface() -> None:
-    """`ValueError` when `GLOO_SOCKET_IFNAME` names what this machine does not have; gloo would only fail."""
+    """`ValueError` when `GLOO_SOCKET_IFNAME` names an interface that this machine does not have."""
     known = [name for _, name in socket.if_nameindex()]
     for name in (envs.GLOO_SOCKET_IFNAME.get() or "").split(","):
         if name and name not in known:
@@ -167,10 +167,10 @@ def refuse_unknown_interface() -> None:
 
 
 def hold_port(host: str | None = None) -> tuple[socket.socket, str]:
-    """A port of this host (or the stated one) for the server's own end: `(holder, address)`.
+    """A free port of this host (or the given one) for the server to receive on: `(holder, address)`.
 
-    A socket that is bound and does not listen keeps the port from being handed to somebody else, and lets a
-    listener with the same option in.
+    The holder is bound and does not listen: nobody else is given the port, and a listener with the same
+    option may still bind it.
     """
     family, (own, *_) = look_up(_needed_address()[0] if host is None else host)
     holder = socket.socket(family, socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
-"""Owns what makes a rank process a good child: its pipes, its signals, its end when the parent is gone.
+"""Owns how a rank process behaves towards its parent: its pipes, its signals, its end when that is gone.
 
 Used by the rank's entry and by the fake rank of the tests. It must stay free of torch, so that a rank can be
-told to go from its first moment on.
+ended from its first moment on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sglang.srt.utils.os_errors import with_cure
 
 logger = logging.getLogger(__name__)
 
-#: From the end of its pipe to the end of a dying parent.
+#: How long a dying parent may live on after its pipes are closed.
 _GONE_AFTER_EOF_S = 0.3
 
 
@@ -54,28 +54,30 @@ class RankLife:
         faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
         frame = read_frame(config_fd := life._config_fd)
         if frame is None:
-            raise SystemExit("a rank leaves: the process that started it went before it had told anything")
+            raise SystemExit(
+                "a rank leaves: the process that started it ended before it sent a configuration"
+            )
         config = msgspec.msgpack.decode(frame, type=RankConfig)
         threading.Thread(
             target=_leave_with_parent, args=(config_fd, config), name="parent-watch", daemon=True
         ).start()
         return life, config
 
-    def tell_failure(
+    def send_failure(
         self, world_rank: int, error: BaseException, *, secondary: bool = False, plain: bool = False
     ) -> None:
-        """Last words: the cause, with its traceback for the server's log.
+        """Send the cause, with its traceback for the server's log.
 
-        `secondary` says that a peer failed first, `plain` that the cause says all.
+        `secondary` says that a peer failed first, `plain` that the cause alone is enough.
         """
         trace = "" if plain else "".join(traceback.format_exception(error))
         message = f"{type(error).__name__}: {with_cure(error)}"
-        self.say(
+        self.send(
             io_struct.RankFailed(world_rank=world_rank, message=message, traceback=trace, secondary=secondary)
         )
 
-    def say(self, message: io_struct.RankReady | io_struct.RankFailed) -> None:
-        """Tell the parent; it may be gone, then nobody needs to know."""
+    def send(self, message: io_struct.RankReady | io_struct.RankFailed) -> None:
+        """Send one message to the parent, which may be gone."""
         try:
             write_frame(self._status_fd, io_struct.encode(message))
         except BrokenPipeError:
@@ -83,7 +85,7 @@ class RankLife:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without the interpreter's clean-up: process groups would wait for lost peers."""
+    """End this process without the interpreter's clean-up, which would wait for lost peers."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -91,8 +93,9 @@ def leave(code: int) -> NoReturn:
 
 
 def _leave_with_parent(config_fd: int, config: RankConfig) -> NoReturn:
-    """End this process at once when the parent is gone: end-of-file, or (a fork of it kept the pipe) another
-    parent.
+    """End this process at once when the parent is gone.
+
+    That shows as end-of-file on the pipe or, when a fork of the parent kept the pipe open, as another parent.
     """
     poller = select.poll()
     poller.register(config_fd, select.POLLIN)
@@ -100,7 +103,7 @@ def _leave_with_parent(config_fd: int, config: RankConfig) -> NoReturn:
         if os.getppid() != config.parent_pid:
             break
     if _parent_died(config.parent_pid):
-        # A killed parent could not say it; without this line its log would just end.
+        # A killed parent could not log it; without this line the log would just stop.
         parent = f"the process that started it (pid {config.parent_pid})"
         with contextlib.suppress(OSError):
             os.write(2, f"rank {config.world_rank} leaves: {parent} is gone\n".encode())
@@ -109,7 +112,10 @@ def _leave_with_parent(config_fd: int, config: RankConfig) -> NoReturn:
 
 
 def _parent_died(parent_pid: int) -> bool:
-    """End-of-file comes from a parent that stops us too; a dying one closes its pipes before it is gone."""
+    """Whether the end-of-file came from a dying parent, and not from one that ends this rank.
+
+    A dying process closes its pipes before it is gone.
+    """
     deadline = time.monotonic() + _GONE_AFTER_EOF_S
     while os.getppid() == parent_pid:
         if time.monotonic() > deadline:

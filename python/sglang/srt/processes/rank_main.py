@@ -1,7 +1,7 @@
-"""The entry of one rank process: publish, build the worker and the scheduler, say ready, run the loop, leave.
+"""Owns the entry of one rank process: publish, build worker and scheduler, report ready, run the loop, leave.
 
-Started by `processes/rank_processes.py` only. Floors above are wired together here and nowhere else; it must
-not resolve anything again and must not outlive its parent.
+Started by `processes/rank_processes.py` only. It must not resolve anything again and must not outlive its
+parent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 after an ordered shutdown, 1 after a failure that the parent has been told."""
+    """Exit code 0 after an ordered shutdown, 1 after a failure that was reported to the parent."""
     started = time.monotonic()
     life, config = RankLife.begin(argv)
     record = unpack_configuration(config.configuration, ServerArgs)
@@ -57,10 +57,10 @@ def main(argv: list[str]) -> int:
         channel, leaders = join(config, record)
         scheduler, info = build_scheduler(config, channel)
         info |= {"startup_time": time.monotonic() - started, "leaders": leaders}
-        life.say(io_struct.RankReady(world_rank=config.world_rank, info=info))
+        life.send(io_struct.RankReady(world_rank=config.world_rank, info=info))
         starting = False
         scheduler.run_event_loop()
-    except Exception as error:  # noqa: BLE001 - told to the parent, which logs it
+    except Exception as error:  # noqa: BLE001 - reported to the parent, which logs it
         report_failure(life, config, error, starting=starting)
         return 1
     if channel is not None:
@@ -69,12 +69,12 @@ def main(argv: list[str]) -> int:
 
 
 def join(config: RankConfig, record: ServerArgs) -> tuple[RankChannel | None, list[str]]:
-    """Meet the other ranks, build the groups, and open the leaders' sockets; the second value is where all
-    leaders of this world listen, in its order.
+    """Meet the other ranks, build the groups, and open this rank's channel if it is a leader.
 
-    Only the leader of an attention-TP group has sockets; its peers get everything from it.
+    The second value lists where all leaders of this world listen, in its order. Only the leader of an
+    attention-TP group has a channel; its peers get everything from it.
     """
-    # torch is loaded here and not at the top: until now the rank could be told to go within milliseconds.
+    # torch is imported here and not at the top: until now the rank could be ended within milliseconds.
     from sglang.srt.distributed.parallel_state import initialize_model_parallel
     from sglang.srt.distributed.rendezvous import join_world
 
@@ -85,14 +85,14 @@ def join(config: RankConfig, record: ServerArgs) -> tuple[RankChannel | None, li
         world_size=config.world_size,
         local_rank=config.local_rank,
         timeout_s=parallel.dist_timeout,
-        # On one machine the parent sees who is missing, and a slow start must not look like a lost rank;
-        # several are started by hand, one after the other.
+        # On one machine the parent sees which rank is missing, and a slow start must not look like a lost
+        # one. Several machines are started by hand, one after the other.
         meeting_timeout_s=LOAD_TIMEOUT_S if parallel.nnodes == 1 or parallel.dist_timeout is None else None,
         configuration=common_values(record),
     )
     initialize_model_parallel()
     world = parallel.world_group
-    # Another machine does not see the server's folder, and learns here where the server is.
+    # A rank on another machine does not see the server's folder and learns the server's address here.
     server = world.broadcast_object(config.server, src=0)
     channel = None
     if config.listen is not None:
@@ -102,9 +102,9 @@ def join(config: RankConfig, record: ServerArgs) -> tuple[RankChannel | None, li
 
 
 def report_failure(life: RankLife, config: RankConfig, error: Exception, *, starting: bool) -> None:
-    """Log it and tell the parent; a failed collective is another rank's failure until proven otherwise.
+    """Log the failure and report it to the parent; a failed collective is taken for another rank's failure.
 
-    A start that the operator can mend is told by its sentence alone.
+    A start that the operator can correct is reported by its sentence alone.
     """
     from sglang.srt.distributed.errors import CollectiveError
 
@@ -115,11 +115,11 @@ def report_failure(life: RankLife, config: RankConfig, error: Exception, *, star
     elif not secondary:
         # The traceback of a lost peer would only point at a socket, and bury the reason in the log.
         logger.exception("Scheduler hit an exception:")
-    life.tell_failure(config.world_rank, error, secondary=secondary, plain=plain)
+    life.send_failure(config.world_rank, error, secondary=secondary, plain=plain)
 
 
 def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Scheduler, dict[str, Any]]:
-    """The model of this rank and its loop; the second value is what the server must know."""
+    """The model of this rank and its loop; the second value is what the server needs to know of them."""
     from sglang.srt.layers.moe.utils import initialize_moe_config
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.tp_worker import TpModelWorker

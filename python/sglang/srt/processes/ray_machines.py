@@ -1,8 +1,7 @@
 """Owns the ranks of a deployment that Ray placed: one actor per machine, which starts that machine's ranks.
 
-Used by the engine with `--use-ray`, in place of the rank processes of its own machine and with their surface.
-It must not be needed without the flag: Ray is imported when it is asked for, and only plain bytes, words and
-numbers are handed to it.
+Used by the engine with `--use-ray`, in place of `RankProcesses` and with its surface. It must not be needed
+without the flag: Ray is imported only then, and only bytes, strings and numbers are handed to it.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.runtime_context import get_device, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 
-#: How long the cluster may take to give us its machines.
+#: How long the cluster may take to reserve its machines.
 _PLACEMENT_TIMEOUT_S = 60.0
-_PULSE_INTERVAL_S = 1.0
+_HEARTBEAT_INTERVAL_S = 1.0
 #: Beyond the grace that ranks get to leave, how long their actor may take to say that they have.
 _ANSWER_ALLOWANCE_S = 10.0
 
@@ -64,10 +63,10 @@ class RayMachine:
         return self._ranks.pids
 
     def wait_ready(self) -> list[bytes]:
-        """The first words of all ranks; an empty list when one has died, which `wait_end` tells."""
+        """The encoded `RankReady` of all ranks; an empty list when one has died, which `wait_end` tells."""
         assert self._ranks is not None
         try:
-            return [io_struct.encode(word) for word in self._ranks.wait_ready()]
+            return [io_struct.encode(ready) for ready in self._ranks.wait_ready()]
         except RankDied:
             return []
 
@@ -76,10 +75,10 @@ class RayMachine:
         self._over.wait()
         return self._cause, self._ranks is not None and self._ranks.cause_is_secondary
 
-    def pulses(self) -> list[tuple[str, float, bool]]:
-        """Name, age and whether a forward runs, of each rank."""
+    def heartbeats(self) -> list[tuple[str, float, bool]]:
+        """Of each rank its name, the age of its heartbeat and whether a forward runs."""
         assert self._ranks is not None
-        return [(name, pulse.age(), pulse.in_forward) for name, pulse in self._ranks.heartbeats]
+        return [(name, beat.age(), beat.in_forward) for name, beat in self._ranks.heartbeats]
 
     def stop(self, grace_s: float) -> None:
         if self._ranks is not None:
@@ -93,8 +92,8 @@ class RayMachine:
         self._over.set()
 
 
-class FarPulse(NamedTuple):
-    """A pulse as it was when the actor last answered; it grows older while no answer comes."""
+class RemoteHeartbeat(NamedTuple):
+    """A heartbeat as the actor last reported it; it grows older while no answer comes."""
 
     seen_at: float
     age_then: float
@@ -113,7 +112,7 @@ class RayMachines:
         self._ray = ray = _import_ray()
         self._on_death = on_death
         self._stopping = False
-        self._pulses: list[tuple[str, FarPulse]] = []
+        self._heartbeats: list[tuple[str, RemoteHeartbeat]] = []
         self.cause: str | None = None
         nodes = get_parallel().nnodes
         cpus = get_parallel().ranks_on_host
@@ -145,17 +144,17 @@ class RayMachines:
         self._watcher.start()
 
     @property
-    def heartbeats(self) -> list[tuple[str, FarPulse]]:
-        return self._pulses
+    def heartbeats(self) -> list[tuple[str, RemoteHeartbeat]]:
+        return self._heartbeats
 
     def wait_ready(self) -> list[io_struct.RankReady]:
-        words: list[io_struct.RankReady] = []
-        for ready in self._ray.get([actor.wait_ready.remote() for actor in self._actors]):
-            words += [msgspec.msgpack.decode(word, type=io_struct.RankReady) for word in ready]
-        if len(words) < len(self.pids):
+        ready: list[io_struct.RankReady] = []
+        for encoded in self._ray.get([actor.wait_ready.remote() for actor in self._actors]):
+            ready += [msgspec.msgpack.decode(one, type=io_struct.RankReady) for one in encoded]
+        if len(ready) < len(self.pids):
             self._watcher.join()
             raise RankDied(self.cause or "the engine was shut down while it started")
-        return words
+        return ready
 
     def stop(self, *, grace_s: float) -> None:
         if self._stopping:
@@ -170,24 +169,22 @@ class RayMachines:
             self._ray.kill(actor)
         self._ray.util.remove_placement_group(self._group)
 
-    # --- the watcher's thread ---
-
     def _watch(self) -> None:
         ends = {actor.wait_end.remote(): node for node, actor in enumerate(self._actors)}
         while not self._stopping:
-            over, _ = self._ray.wait(list(ends), timeout=_PULSE_INTERVAL_S)
+            over, _ = self._ray.wait(list(ends), timeout=_HEARTBEAT_INTERVAL_S)
             if over and not self._stopping:
                 self._report(ends)
                 return
-            self._take_pulses()
+            self._read_heartbeats()
 
     def _report(self, ends: dict[Any, int]) -> None:
         """The machine that ended first need not be the one to blame."""
         time.sleep(PRIMARY_CAUSE_WAIT_S)
         over, _ = self._ray.wait(list(ends), num_returns=len(ends), timeout=0)
-        told = [(ends[end], *self._result(end)) for end in over]
-        told.sort(key=lambda entry: (entry[1] is None, entry[2]))
-        node, cause, _ = told[0]
+        causes = [(ends[end], *self._result(end)) for end in over]
+        causes.sort(key=lambda entry: (entry[1] is None, entry[2]))
+        node, cause, _ = causes[0]
         self.cause = f"machine {node}: {cause or 'its ranks left by themselves'}"
         if not self._stopping:
             self._on_death(self.cause)
@@ -199,23 +196,23 @@ class RayMachines:
             return f"Ray lost it: {str(error).splitlines()[0]}", False
         return cause, secondary
 
-    def _take_pulses(self) -> None:
-        asked = [actor.pulses.remote() for actor in self._actors]
-        answered, _ = self._ray.wait(asked, num_returns=len(asked), timeout=_PULSE_INTERVAL_S)
+    def _read_heartbeats(self) -> None:
+        asked = [actor.heartbeats.remote() for actor in self._actors]
+        answered, _ = self._ray.wait(asked, num_returns=len(asked), timeout=_HEARTBEAT_INTERVAL_S)
         if len(answered) < len(asked):
             return
         now = time.monotonic()
         try:
             answers = self._ray.get(asked)
         except self._ray.exceptions.RayActorError:
-            return  # its end is about to be seen
-        self._pulses = [(name, FarPulse(now, age, busy)) for pulses in answers for name, age, busy in pulses]
+            return  # `_watch` is about to see its end
+        self._heartbeats = [
+            (name, RemoteHeartbeat(now, age, busy)) for beats in answers for name, age, busy in beats
+        ]
 
 
 def connect_to_ray() -> str:
-    """Join the cluster of this machine (or the one this process is in already); the address that it knows us
-    by.
-    """
+    """Join this machine's Ray cluster if this process is in none; returns our address in it."""
     ray = _import_ray()
     if not ray.is_initialized():
         try:

@@ -1,4 +1,4 @@
-"""Owns the folder of an engine's sockets: made by its owner, found by its ranks, swept when its owner died.
+"""Owns the folder of an engine's sockets: made by its owner, used by its ranks, removed when the owner died.
 
 Used by whoever starts ranks; `wire.py` opens the sockets in it. It must not open any itself.
 """
@@ -59,7 +59,7 @@ class SocketFolder:
         return self.path / f"heartbeat{world_rank}"
 
     def remove(self) -> None:
-        """Take it away with everything in it; safe to call twice."""
+        """Remove it with everything in it; safe to call twice."""
         remove_socket_folder(self.path)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -67,12 +67,12 @@ class SocketFolder:
 
 
 def remove_socket_folder(path: pathlib.Path) -> None:
-    """Remove one folder (owner or survivor); someone else may be doing the same."""
+    """Remove one folder; another process may be doing the same."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep_dead_folders(root: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Remove folders of ours whose owner is gone; returns what was removed."""
+    """Remove this user's folders whose owner is gone; returns what was removed."""
     removed = []
     for path in sorted((root or _root()).glob(f"{_PREFIX}[0-9]*-*")):
         if _is_ours(path) and not _owner_lives(path):
@@ -121,7 +121,7 @@ def _owner_lives(path: pathlib.Path) -> bool:
     try:
         fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Born a moment ago and not locked yet, or half removed: the pid decides.
+        # Just made and not locked yet, or half removed: the pid decides.
         return pid.isdecimal() and pathlib.Path(f"/proc/{pid}").exists()
     except OSError:
         return True

@@ -1,7 +1,7 @@
 """Owns the wires between the server process and its ranks: the two ends of each ZMQ pair.
 
-Used by the request side (`open_wire`) and by a rank (`RankChannel`). Every message is one of
-`messages/io_struct.py`, in msgpack; it must not carry anything else and never blocks on a send.
+Used by the request side (`open_wire`) and by a rank (`RankChannel`). It must not carry anything but the
+messages of `io_struct`, in msgpack, and must not block on a send.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def open_wire(folder: SocketFolder, leaders: Sequence[str], *, bind: str | None 
 
 
 class ServerChannel:
-    """The server's end: sends to the leaders of all replicas, receives from all. Lives on the event loop
-    that awaits `recv`.
+    """The server's end: sends to the leaders of all replicas, receives from all.
 
-    `leaders` are their addresses, replica by replica: `ipc://` on this host, `tcp://` on another. `bind` is a
-    `tcp://HOST:PORT` on which to receive as well, for leaders that cannot see this host's folder.
+    It belongs to the event loop that awaits `recv`. `leaders` are their addresses, replica by replica:
+    `ipc://` on this host, `tcp://` on another. `bind` is a `tcp://HOST:PORT` on which to receive as well, for
+    leaders that cannot see this host's folder.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ServerChannel:
         self._context = zmq.asyncio.Context()
         self._in = self._context.socket(zmq.PULL)
         self._in.setsockopt(zmq.RCVHWM, 0)
-        self._junk = None if bind is None else _Junk(bind)
-        # Plain sockets: `send` must work in clean-up code that cannot await.
+        self._strangers = None if bind is None else _StrangerLog(bind)
+        # Plain sockets, because `send` must work in clean-up code that cannot await.
         self._out_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
         self._outs: list[zmq.Socket[bytes]] = []
-        # An Engine's user may abort from any thread; a socket bears one thread at a time.
+        # An Engine's user may abort from any thread; a socket serves one thread at a time.
         self._send_lock = threading.Lock()
         try:
             self._in.bind(folder.server_address)
@@ -75,15 +75,13 @@ class ServerChannel:
             raise
 
     def send(self, message: io_struct.Message, leader: int = 0) -> None:
-        """Queue one message for one leader; there is no limit on the queue, so this never waits. Any thread
-        may call it.
-        """
+        """Queue one message for one leader; the queue has no limit, so this never waits on any thread."""
         with self._send_lock:
             self._outs[leader].send(io_struct.encode(message), zmq.NOBLOCK)
 
     async def recv(self) -> io_struct.Message:
         while True:
-            message = _message(await self._in.recv(), self._junk)
+            message = _decode(await self._in.recv(), self._strangers)
             if message is not None:
                 return message
 
@@ -95,17 +93,15 @@ class ServerChannel:
         self._context.term()
 
 
-class _Junk:
-    """What strangers have sent to a port that everybody can reach: dropped and counted, so that no stray
-    client ends the engine.
-    """
+class _StrangerLog:
+    """Drops and counts what strangers send to an open port, so that none of them ends the engine."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._count = 0
 
     def drop(self, data: bytes) -> None:
-        """Log the first, the tenth, the hundredth: a flood must not fill the log."""
+        """Log the first, the tenth, the hundredth, so that a flood does not fill the log."""
         self._count += 1
         if str(self._count).strip("0") == "1":
             logger.warning(
@@ -117,16 +113,17 @@ class _Junk:
             )
 
 
-def _message(data: bytes, junk: _Junk | None) -> io_struct.Message | None:
-    """One message. In the socket folder (no `junk`) only we write, and nonsense is our own fault: it
-    raises.
+def _decode(data: bytes, strangers: _StrangerLog | None) -> io_struct.Message | None:
+    """One message, or None of a stranger's bytes.
+
+    Without `strangers` only we can write to the socket, so bytes that are no message are our own fault.
     """
     try:
         return io_struct.decode(data)
     except (ValueError, RecursionError):
-        if junk is None:
+        if strangers is None:
             raise
-        junk.drop(data)
+        strangers.drop(data)
         return None
 
 
@@ -142,7 +139,7 @@ def _bind_tcp(socket: zmq.asyncio.Socket | zmq.Socket[bytes], address: str) -> N
 
 
 class RankChannel:
-    """A rank's end, used by the scheduler loop: non-blocking receive, bounded wait, send."""
+    """A rank's end, used by the scheduler loop; only `wait` waits."""
 
     def __init__(self, *, listen: str, server: str) -> None:
         self._context = zmq.Context()
@@ -151,7 +148,7 @@ class RankChannel:
         _bind_tcp(self._in, listen) if listen.startswith("tcp:") else self._in.bind(listen)
         #: Where it listens; a port left open (`tcp://HOST:*`) has a number now.
         self.address: str = self._in.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._junk = _Junk(self.address) if listen.startswith("tcp:") else None
+        self._strangers = _StrangerLog(self.address) if listen.startswith("tcp:") else None
         self._out = self._context.socket(zmq.PUSH)
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.setsockopt(zmq.IPV6, "[" in server)
@@ -165,7 +162,7 @@ class RankChannel:
                 data = self._in.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            message = _message(data, self._junk)
+            message = _decode(data, self._strangers)
             if message is not None:
                 messages.append(message)
 

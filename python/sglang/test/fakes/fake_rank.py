@@ -194,15 +194,15 @@ def main() -> int:
             "startup_time": 0.0,
         }
         heartbeat = Heartbeat(config.heartbeat)
-        life.say(io_struct.RankReady(world_rank=config.world_rank, info=info))
+        life.send(io_struct.RankReady(world_rank=config.world_rank, info=info))
         if channel is None:
             beat_until_told_to_leave(config, heartbeat)
         else:
             dp_rank = get_parallel().replica_rank
             vocab_size = model_config.vocab_size
             FakeLoop(channel, heartbeat, vocab_size, folder=config.folder, dp_rank=dp_rank).run()
-    except Exception as error:  # noqa: BLE001 - told to the parent, which logs it
-        life.tell_failure(config.world_rank, error)
+    except Exception as error:  # noqa: BLE001 - reported to the parent, which logs it
+        life.send_failure(config.world_rank, error)
         return 1
     if channel is not None:
         channel.close()

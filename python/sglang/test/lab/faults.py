@@ -56,7 +56,7 @@ def _replaced(*places: tuple[Any, str], by: Any) -> Iterator[None]:
         yield
 
 
-# --- ranks ------------------------------------------------------------------------------------------------
+# ranks
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _stamp_off_by_one() -> Iterator[None]:
         yield
 
 
-# --- widths -----------------------------------------------------------------------------------------------
+# widths
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def _everything_here() -> Iterator[None]:
         yield
 
 
-# --- collectives ------------------------------------------------------------------------------------------
+# collectives
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def _living_group_kept() -> Iterator[None]:
         yield
 
 
-# --- placement ---------------------------------------------------------------------------------------------
+# placement
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def logprobs_told(scheduler: Scheduler) -> list[Any]:
     ]
 
 
-# --- plain tensor parallelism: two ranks hold the same requests -------------------------------------------
+# plain tensor parallelism: two ranks hold the same requests
 
 
 def mixed_traffic() -> Script:
@@ -242,7 +242,7 @@ def test_ranks_that_hold_the_same_requests_live_the_same_steps() -> None:
     assert "another batch than its leader" in second["divergence"]
 
 
-# --- attention data parallelism ---------------------------------------------------------------------------
+# attention data parallelism
 
 #: Lengths are odd and uneven; the last prompt goes on where the one before ends, on the same replica.
 PROMPTS = [

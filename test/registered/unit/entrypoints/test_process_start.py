@@ -85,7 +85,7 @@ class _Life:
     def __init__(self) -> None:
         self.words: list[dict[str, Any]] = []
 
-    def tell_failure(self, world_rank: int, error: Exception, **how: Any) -> None:
+    def send_failure(self, world_rank: int, error: Exception, **how: Any) -> None:
         self.words.append(how)
 
 
@@ -120,8 +120,8 @@ def test_a_start_that_the_operator_can_mend_is_told_without_a_traceback(
 def test_plain_last_words_carry_the_cause_alone(plain: bool) -> None:
     life = RankLife.__new__(RankLife)
     said: list[Any] = []
-    life.say = said.append  # type: ignore[method-assign]
-    life.tell_failure(0, ValueError("no such weight"), plain=plain)
+    life.send = said.append  # type: ignore[method-assign]
+    life.send_failure(0, ValueError("no such weight"), plain=plain)
     (word,) = said
     assert isinstance(word, io_struct.RankFailed) and word.message == "ValueError: no such weight"
     assert ("ValueError" in word.traceback) == (not plain)

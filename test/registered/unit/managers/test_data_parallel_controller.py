@@ -84,7 +84,7 @@ def end(controller: DataParallelController, leaders: FakeLeaders, rid: str, **re
     return asyncio.run(controller.recv())
 
 
-# --- routing ------------------------------------------------------------------------------------------------
+# routing
 
 
 @pytest.mark.parametrize("method", ["auto", "round_robin"])
@@ -171,7 +171,7 @@ def test_the_samples_of_one_prompt_stay_together(method: str) -> None:
     assert controller.loads.requests[1] == 3
 
 
-# --- loads --------------------------------------------------------------------------------------------------
+# loads
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_loads_are_zero_after_much_traffic() -> None:
     assert not controller.loads._placed and not controller.loads._parents
 
 
-# --- control ------------------------------------------------------------------------------------------------
+# control
 
 
 def test_an_abort_of_one_sequence_goes_to_its_holder_and_others_to_all() -> None:
@@ -311,7 +311,7 @@ def test_close_closes_the_channel() -> None:
     assert leaders.closed
 
 
-# --- built from the published layout --------------------------------------------------------------------
+# built from the published layout
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_the_methods_are_those_that_the_flag_serves() -> None:
         controller_over(2, "follow_bootstrap_room")
 
 
-# --- the channel to several leaders -------------------------------------------------------------------
+# the channel to several leaders
 
 
 def test_a_channel_reaches_leaders_here_and_on_other_hosts_and_hears_them(

@@ -44,7 +44,7 @@ def folder(tmp_path: pathlib.Path) -> Iterator[SocketFolder]:
         folder.remove()
 
 
-# --- folders ----
+# folders
 
 
 def test_a_folder_is_private_named_by_pid_and_goes_away(folder: SocketFolder) -> None:
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_cure(monkeypatch: pyte
         SocketFolder()
 
 
-# --- wires ----
+# wires
 
 
 def test_messages_cross_in_order_in_both_directions(folder: SocketFolder) -> None:
@@ -143,7 +143,7 @@ def test_sending_to_a_rank_that_is_gone_does_not_block(folder: SocketFolder) -> 
     asyncio.run(main())
 
 
-# --- ranks ----
+# ranks
 
 #: Two ranks may wait for each other: one leaves its pid in the folder, the other looks at its state.
 RANK_HEAD = """\
@@ -205,7 +205,7 @@ def started(
 
 
 READY = (
-    "life.say(io_struct.RankReady(world_rank=config.world_rank, info={'size': len(config.configuration)}))\n"
+    "life.send(io_struct.RankReady(world_rank=config.world_rank, info={'size': len(config.configuration)}))\n"
 )
 
 
@@ -225,7 +225,7 @@ def test_ranks_report_ready_and_leave_when_their_pipe_ends(folder: SocketFolder,
 @pytest.mark.parametrize(
     ("body", "cause"),
     [
-        ("life.tell_failure(0, ValueError('no such weight'))", "ValueError: no such weight"),
+        ("life.send_failure(0, ValueError('no such weight'))", "ValueError: no such weight"),
         ("sys.exit(4)", "scheduler died during initialization (exit code: 4)"),
         ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL) during initialization"),
         ("import no_such_thing", "exit code: 1"),
@@ -240,13 +240,13 @@ def test_a_start_that_fails_says_why(folder: SocketFolder, rank_module: Any, bod
         assert deaths == [str(caught.value)]
 
 
-COMPLAINT = "life.tell_failure(0, ConnectionError('peer lost'), secondary=True)\nsys.exit(1)\n"
+COMPLAINT = "life.send_failure(0, ConnectionError('peer lost'), secondary=True)\nsys.exit(1)\n"
 
 
 @pytest.mark.parametrize(
     ("last_words", "cause"),
     [
-        ("life.tell_failure(1, MemoryError('full'))\nsys.exit(1)", "MemoryError: full"),
+        ("life.send_failure(1, MemoryError('full'))\nsys.exit(1)", "MemoryError: full"),
         ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL)"),
         ("sys.exit(5)", "scheduler died (exit code: 5)"),
     ],
@@ -334,7 +334,7 @@ def test_a_complaint_that_nobody_explains_is_told(
     folder: SocketFolder, rank_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_watch, "PRIMARY_CAUSE_WAIT_S", 0.2)
-    body = READY + "life.tell_failure(config.world_rank, ConnectionError('peer lost'), secondary=True)"
+    body = READY + "life.send_failure(config.world_rank, ConnectionError('peer lost'), secondary=True)"
     with started(folder, rank_module(body), count=2) as (_, deaths):
         wait_until(lambda: deaths)
         assert "ConnectionError: peer lost" in deaths[0]
@@ -490,7 +490,7 @@ def test_core_lists_give_each_rank_its_own(monkeypatch: pytest.MonkeyPatch) -> N
             parse_core_lists(wrong)
 
 
-# --- heartbeat, title, log ----
+# heartbeat, title, log
 
 
 def test_a_heartbeat_tells_age_and_whether_a_forward_runs(

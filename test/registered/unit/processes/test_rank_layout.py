@@ -56,7 +56,7 @@ def configs(folder: SocketFolder, **settings: Any) -> list[RankConfig]:
     return rank_configs(published(**settings), folder)
 
 
-# --- the door ----
+# the door
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_machines_compare_all_but_what_is_their_own() -> None:
     assert "hunter" not in str(common_values(one))
 
 
-# --- seats ----
+# seats
 
 
 def test_leaders_have_sockets_and_their_peers_none(folder: SocketFolder) -> None:
@@ -214,7 +214,7 @@ def test_a_machine_starts_its_block_of_ranks(folder: SocketFolder) -> None:
     assert {rank.rendezvous for rank in [*first, *second]} == {"tcp://127.0.0.1:5000"}
 
 
-# --- ports ----
+# ports
 
 
 def test_a_taken_port_is_named_with_its_replica(folder: SocketFolder) -> None:
@@ -260,7 +260,7 @@ def test_a_machine_knows_its_address_on_the_way_to_the_others() -> None:
         address_towards("no-such-host.invalid", 5000)
 
 
-# --- Ray ----
+# Ray
 
 
 def test_ray_chooses_the_place_and_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_ranks_that_ray_placed_listen_where_the_server_reaches_them(folder: Sock
     assert layout_line(0).endswith(": 2 ranks, placed by Ray on 2 machines")
 
 
-# --- what ranks say ----
+# what ranks say
 
 
 def test_the_smallest_rank_bounds_a_request() -> None:

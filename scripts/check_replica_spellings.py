@@ -1,9 +1,9 @@
 """Owns one rule: who leads an attention-TP group and which replica a rank serves is asked, not worked out.
 
 Run by `make lint`, pre-commit and its own test. The context answers (`get_parallel().is_attn_tp_leader`,
-`replica_rank`, `num_replicas`, `num_worlds`, `ranks_on_host`), and pure functions of `widths.py` and
-`replicas.py` for a rank that is not this one. Only what syntax shows is found: a value that travels through
-a variable of another name is not.
+`replica_rank`, `num_replicas`, `num_worlds`, `ranks_on_host`), and where it cannot, pure functions of
+`widths.py` and `fields/parallel.py`. Only what syntax shows is found: a value that travels through a variable
+of another name is not.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ RENAMED = {
     "replica_number": "get_parallel().replica_rank",
     "replica_count": "get_parallel().num_replicas",
     "worlds_of": "get_parallel().num_worlds",
-    "attention_dp_width": "replicas.attn_dp_size",
-    "attention_dp_of": "replicas.attn_dp_size",
+    "attention_dp_width": "fields.parallel.attn_dp_size_of",
+    "attention_dp_of": "fields.parallel.attn_dp_size_of",
     "requests_of_one_replica": "widths.requests_per_replica",
     "ranks_on_this_host": "get_parallel().ranks_on_host",
 }
 #: Where the answers are worked out; the lab is the second opinion that they are compared with.
 HOMES = frozenset(
     {
-        f"{PACKAGE}/srt/arg_groups/replicas.py",
+        f"{PACKAGE}/srt/arg_groups/fields/parallel.py",
         f"{PACKAGE}/srt/runtime_context/parallel.py",
         f"{PACKAGE}/srt/runtime_context/widths.py",
         f"{PACKAGE}/test/lab/arithmetic.py",
@@ -71,7 +71,7 @@ def _worked_out(node: ast.AST) -> str | None:
     match node:
         case ast.IfExp(test=test, body=body, orelse=other):
             if _terms(test) & _SWITCHES and {_term(body), _term(other)} & _ANSWERS:
-                return "get_parallel().num_replicas, num_worlds or replica_rank, or replicas.attn_dp_size"
+                return "get_parallel().num_replicas, num_worlds or replica_rank, or attn_dp_size_of"
         case ast.If(test=test, body=[ast.Return(value=ast.expr() as value)]):
             if _terms(test) & _SWITCHES and _term(value) in _ANSWERS:
                 return "get_parallel().num_replicas or replica_rank"
@@ -86,7 +86,7 @@ def _worked_out(node: ast.AST) -> str | None:
                 return "get_parallel().replica_rank"
         case ast.BinOp(op=ast.FloorDiv(), left=left, right=right):
             if _term(left) == "dp_size" and _terms(right) & _SWITCHES:
-                return "get_parallel().num_worlds or replicas.num_worlds"
+                return "get_parallel().num_worlds or fields.parallel.num_worlds_of"
     return None
 
 

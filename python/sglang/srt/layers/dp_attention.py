@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sglang.srt.arg_groups.replicas import attn_dp_size
+from sglang.srt.arg_groups.fields.parallel import attn_dp_size_of
 from sglang.srt.batch.forward_batch import ForwardBatch
 from sglang.srt.layers.exchange.dp_padding import DpPaddingMode
 from sglang.srt.runtime_context import get_flags, get_forward, get_parallel
@@ -47,7 +47,7 @@ def compute_dp_attention_world_info(
 ) -> tuple[int, int, int, int]:
     """``(attn_tp_rank, attn_tp_size, attn_dp_rank, attn_dp_size)`` of one tensor rank; the last two are 0,
     1 without it."""
-    replicas = attn_dp_size(enable_dp_attention, dp_size)
+    replicas = attn_dp_size_of(enable_dp_attention, dp_size)
     widths = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=replicas)
     attn_tp_size = widths["attn_tp_size"]
     ranks = derive_attention_ranks(tp_rank=tp_rank, attn_tp_size=attn_tp_size, attn_cp_size=attn_cp_size)

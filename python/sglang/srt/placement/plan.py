@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.arg_groups.fields.parallel import num_worlds_of
 from sglang.srt.arg_groups.hooks.pipeline import resolve_layout
 from sglang.srt.arg_groups.parsing.cli import parse_command_line
-from sglang.srt.arg_groups.replicas import num_worlds
 from sglang.srt.distributed.group_layout import GroupSizes, attn_dp_replicas, layout
 from sglang.srt.runtime_context.publication import Publication, SpawnRanks, build_publication
 from sglang.srt.runtime_context.widths import leads_attn_tp, ranks_of_node
@@ -152,7 +152,7 @@ def plan_of(record: Any) -> Plan:
     first = build_publication(record, role=None, ranks=_world_rank(record.ep_join_rank_offset))
     config = first.config
     sizes = _group_sizes(config)
-    worlds = num_worlds(config["enable_dp_attention"], config["dp_size"])
+    worlds = num_worlds_of(config["enable_dp_attention"], config["dp_size"])
     total = worlds * sizes.ranks
     if total > MOST_RANKS:
         raise ValueError(f"{total} ranks are more than this tool shows: {MOST_RANKS} at most")

@@ -7,10 +7,12 @@ Pure functions: must not read the context, a process group or the platform.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from sglang.srt.arg_groups.replicas import attn_dp_size, num_worlds
+from sglang.srt.arg_groups.fields.parallel import attn_dp_size_of, num_worlds_of
 
 __all__ = [
     "AttentionRanks",
@@ -82,7 +84,7 @@ def deployment_counts(
     ``tp 4, dp 2`` are two worlds and 8 ranks; with attention data parallelism one world of 4. Two replicas
     either way.
     """
-    worlds = num_worlds(enable_dp_attention, dp_size)
+    worlds = num_worlds_of(enable_dp_attention, dp_size)
     return {
         "num_worlds": worlds,
         "num_replicas": dp_size,
@@ -98,28 +100,24 @@ def published_widths(leaves: Mapping[str, Any]) -> dict[str, Any]:
     low = [f"{name} >= 1: got {leaves[name]}" for name in WIDTH_LEAVES if _below_one(leaves.get(name))]
     if low:
         raise ValueError("set by publish: a parallel width must be at least 1\n  - " + "\n  - ".join(low))
-    widths: dict[str, Any] = {}
-    counted = ("tp_size", "pp_size", "dp_size", "enable_dp_attention", "nnodes")
-    if all(name in leaves for name in counted):
-        widths |= deployment_counts(**{name: leaves[name] for name in counted})
-    divided = (
-        "tp_size",
-        "attn_cp_size",
-        "enable_dp_attention",
-        "dp_size",
-        "ep_size",
-        "moe_dp_size",
-        "dcp_size",
-    )
-    if all(name in leaves for name in divided):
+    given, widths = SimpleNamespace(**leaves), dict[str, Any]()
+    with suppress(AttributeError):
+        widths |= deployment_counts(
+            tp_size=given.tp_size,
+            pp_size=given.pp_size,
+            dp_size=given.dp_size,
+            enable_dp_attention=given.enable_dp_attention,
+            nnodes=given.nnodes,
+        )
+    with suppress(AttributeError):
         widths |= derive_parallel_widths(
-            tp_size=leaves["tp_size"],
-            attn_cp_size=leaves["attn_cp_size"],
-            attn_dp_size=attn_dp_size(leaves["enable_dp_attention"], leaves["dp_size"]),
-            moe_ep_size=leaves["ep_size"],
-            moe_dp_size=leaves["moe_dp_size"],
-            dcp_size=leaves["dcp_size"],
-            dcp_enabled=leaves["dcp_size"] > 1,
+            tp_size=given.tp_size,
+            attn_cp_size=given.attn_cp_size,
+            attn_dp_size=attn_dp_size_of(given.enable_dp_attention, given.dp_size),
+            moe_ep_size=given.ep_size,
+            moe_dp_size=given.moe_dp_size,
+            dcp_size=given.dcp_size,
+            dcp_enabled=given.dcp_size > 1,
         )
     return widths
 

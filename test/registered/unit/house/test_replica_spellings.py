@@ -29,7 +29,7 @@ def test_an_earlier_spelling_is_refused_in_every_tree(plant, tree, use, name):
     ("text", "cure"),
     [
         ("n = p.attn_dp_size if p.attn_dp_size > 1 else p.dp_size", "num_replicas"),
-        ("n = p['dp_size'] if p['enable_dp_attention'] else 1", "replicas.attn_dp_size"),
+        ("n = p['dp_size'] if p['enable_dp_attention'] else 1", "attn_dp_size_of"),
         ("r = parallel.attn_dp_rank if attn_dp_size > 1 else 0", "replica_rank"),
         (
             "def f(p):\n    if p.attn_dp_size > 1:\n        return p.attn_dp_rank",

@@ -1,8 +1,8 @@
 """Declared placement: the widths an operator sets, and the quotients that follow from them.
 
 Read through ``get_parallel()``. Annotated names are leaves of the record; ``Derived`` names never are.
-``INPUTS`` holds the spellings that set other leaves. Declarations only: the arithmetic of the quotients lives
-in ``runtime_context/widths.py``.
+``INPUTS`` holds the spellings that set other leaves. The arithmetic of the quotients lives in
+``runtime_context/widths.py``, except for what resolution asks as well: how ``dp_size`` counts.
 """
 
 from collections.abc import Mapping
@@ -221,3 +221,13 @@ INPUTS = (
         expand=_attention_data_parallel,
     ),
 )
+
+
+def attn_dp_size_of(enable_dp_attention: bool, dp_size: int) -> int:
+    """Attention replicas inside one tensor group."""
+    return dp_size if enable_dp_attention else 1
+
+
+def num_worlds_of(enable_dp_attention: bool, dp_size: int) -> int:
+    """Worlds of ranks, each with the whole model; they share nothing but the server."""
+    return dp_size // attn_dp_size_of(enable_dp_attention, dp_size)

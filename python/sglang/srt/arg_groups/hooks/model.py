@@ -6,8 +6,8 @@ Must not read a weight.
 
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
+from sglang.srt.arg_groups.fields.parallel import attn_dp_size_of
 from sglang.srt.arg_groups.model_override_base import ResolvingView
-from sglang.srt.arg_groups.replicas import attn_dp_size
 from sglang.srt.arg_groups.supported import refusal
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -39,7 +39,7 @@ def _check_attention_width(view: ResolvingView, config: ModelConfig) -> None:
     """Heads that do not divide are padded, which costs some memory; a rank that could never hold a query
     head, however they are dealt out, would only cost.
     """
-    attn_dp = attn_dp_size(view.enable_dp_attention, view.dp_size)
+    attn_dp = attn_dp_size_of(view.enable_dp_attention, view.dp_size)
     parts, heads = attn_dp * view.attn_cp_size, config.num_heads
     width = view.tp_size // parts
     if width > heads:

@@ -6,8 +6,8 @@ is checked here, so that the operator reads flags and not names of quotients.
 
 import logging
 
+from sglang.srt.arg_groups.fields.parallel import attn_dp_size_of, num_worlds_of
 from sglang.srt.arg_groups.model_override_base import ResolvingView
-from sglang.srt.arg_groups.replicas import attn_dp_size, num_worlds
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def _divides(rule: str, width: int, factor: int, numbers: str, *, name: str = "-
 
 
 def _check_widths(view: ResolvingView) -> None:
-    attn_dp = attn_dp_size(view.enable_dp_attention, view.dp_size)
+    attn_dp = attn_dp_size_of(view.enable_dp_attention, view.dp_size)
     tp, cp, ep, moe_dp, dcp = view.tp_size, view.attn_cp_size, view.ep_size, view.moe_dp_size, view.dcp_size
     _divides(
         "tp_size % (attn_dp_size * attn_cp_size) == 0",
@@ -72,7 +72,7 @@ def _check_widths(view: ResolvingView) -> None:
 
 
 def _check_machines(view: ResolvingView) -> None:
-    nodes, replicas = view.nnodes, num_worlds(view.enable_dp_attention, view.dp_size)
+    nodes, replicas = view.nnodes, num_worlds_of(view.enable_dp_attention, view.dp_size)
     if view.node_rank >= nodes:
         raise ValueError(f"0 <= node_rank < nnodes must hold: --node-rank {view.node_rank}, --nnodes {nodes}")
     if nodes == 1:
@@ -118,7 +118,7 @@ def check_meeting_place(view: ResolvingView) -> None:
                 f"--dist-init-addr {view.dist_init_addr} is no address that other machines can reach; name "
                 "one of machine 0"
             )
-    replicas = num_worlds(view.enable_dp_attention, view.dp_size)
+    replicas = num_worlds_of(view.enable_dp_attention, view.dp_size)
     if port is not None and port + replicas - 1 > _LAST_PORT:
         raise ValueError(
             f"port + dp_size - 1 <= {_LAST_PORT} must hold: each of --dp-size {replicas} replicas takes a "

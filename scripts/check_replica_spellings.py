@@ -31,7 +31,7 @@ RENAMED = {
 HOMES = frozenset(
     {
         f"{PACKAGE}/srt/arg_groups/fields/parallel.py",
-        f"{PACKAGE}/srt/runtime_context/parallel.py",
+        f"{PACKAGE}/srt/runtime_context/parallel_names.py",
         f"{PACKAGE}/srt/runtime_context/widths.py",
         f"{PACKAGE}/test/lab/arithmetic.py",
     }

@@ -29,11 +29,11 @@ from sglang.srt.runtime_context.flags import FlagGroupBase as _FlagGroupBase
 from sglang.srt.runtime_context.flags import Flags
 from sglang.srt.runtime_context.forward import ForwardFlags
 from sglang.srt.runtime_context.identities import validate_parallel as _validate_parallel
-from sglang.srt.runtime_context.parallel import LIVE_READS as _LIVE_READS
 from sglang.srt.runtime_context.parallel import ParallelContext
 from sglang.srt.runtime_context.parallel import derived_widths as _derived_widths
 from sglang.srt.runtime_context.parallel import parallel_config_leaves as _parallel_config_leaves
 from sglang.srt.runtime_context.parallel import parallel_fields as _parallel_fields
+from sglang.srt.runtime_context.parallel_names import LIVE_READS as _LIVE_READS
 from sglang.srt.runtime_context.predicates import (
     attention_backends,
     max_prefill_buffer_tokens,

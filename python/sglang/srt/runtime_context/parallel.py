@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
 from sglang.srt.runtime_context.identities import GROUP_WIDTHS, validate_parallel
+from sglang.srt.runtime_context.parallel_names import COMPUTED, COUNTS, LIVE_READS, SPAWN_FACTS, ParallelNames
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack
-from sglang.srt.runtime_context.widths import leads_attn_tp
 
 __all__ = [
-    "COMPUTED",
     "GETTER_MODULE",
-    "LIVE_READS",
     "ParallelContext",
     "derived_widths",
     "parallel_config_leaves",
@@ -33,56 +31,8 @@ __all__ = [
 #: Where the live getters are. Looked up at the moment of a read, so that a patched getter is effective.
 GETTER_MODULE = "sglang.srt.distributed.parallel_state"
 
-#: Live name -> getter in ``GETTER_MODULE``.
-LIVE_READS: dict[str, str] = {
-    "launch_world_size": "get_world_size",
-    "launch_world_rank": "get_world_rank",
-    "tp_rank": "get_tensor_model_parallel_rank",
-    "pp_rank": "get_pipeline_model_parallel_rank",
-    "dcp_rank": "get_dcp_rank",
-    "moe_ep_rank": "get_moe_expert_parallel_rank",
-    "moe_dp_rank": "get_moe_data_parallel_rank",
-    "moe_tp_rank": "get_moe_tensor_parallel_rank",
-    "attn_tp_rank": "get_attn_tensor_model_parallel_rank",
-    "attn_cp_rank": "get_attn_context_model_parallel_rank",
-    "world_group": "get_world_group",
-    "tp_group": "get_tp_group",
-    "pp_group": "get_pp_group",
-    "dcp_group": "get_dcp_group",
-    "moe_ep_group": "get_moe_ep_group",
-    "moe_dp_group": "get_moe_dp_group",
-    "moe_tp_group": "get_moe_tp_group",
-    "attn_tp_group": "get_attn_tp_group",
-    "attn_cp_group": "get_attn_cp_group",
-}
 
-#: Counts of the whole deployment, fixed by publish: no width that a draft's scope states changes them.
-COUNTS = ("num_worlds", "num_replicas", "ranks_on_host")
-
-#: Facts of the spawn that no group and no flag knows, each with its own reason for being missing.
-STAMP_ONLY: dict[str, str] = {
-    "attn_dp_rank": (
-        "attn_dp_rank is not known in this process: no group answers it. publish(..., ranks=SpawnRanks(...)) "
-        "or initialize_dp_attention() stamps it, get_parallel().override(attn_dp_rank=...) states it"
-    ),
-    "dp_rank": (
-        "dp_rank is not known in this process: it was published without a rank bundle. The entry that "
-        "spawned it passes publish(..., ranks=SpawnRanks(dp_rank=...)); None is an answer there"
-    ),
-    "gpu_id": (
-        "gpu_id is not known in this process: it was published without a rank bundle. The entry that "
-        "spawned it passes publish(..., ranks=SpawnRanks(gpu_id=...)); None is an answer there (a CPU rank)"
-    ),
-}
-
-
-if TYPE_CHECKING:
-    from sglang.srt.runtime_context.parallel_names import ParallelNames as _Names
-else:
-    _Names = object
-
-
-class ParallelContext(_Names):
+class ParallelContext(ParallelNames):
     """One reader for every placement question; see ``parallel_fields()`` for the names it answers.
 
     A read costs one slot and at most three dictionary look-ups, and traces under ``fullgraph``.
@@ -382,55 +332,16 @@ def _live(name: str, getter: str) -> property:
     return _reader(name, ask_group, f"`{name}`, asked of the process group unless stated or stamped")
 
 
-def _stamp_only(name: str) -> property:
+def _spawn_fact(name: str) -> property:
     def missing(self: ParallelContext) -> NoReturn:
-        raise RuntimeError(STAMP_ONLY[name])
+        raise RuntimeError(SPAWN_FACTS[name])
 
     return _reader(name, missing, f"`{name}`, a fact of the spawn")
-
-
-def _max_world_size(parallel: ParallelContext) -> Any:
-    """Ranks the WORLD group has room for: the configured ceiling, else what it was launched with."""
-    ceiling = parallel.max_ep_size
-    return parallel.launch_world_size if ceiling is None else ceiling
-
-
-def _attn_dcp_rank(parallel: ParallelContext) -> Any:
-    """Position in the decode-context group, 0 when decode-context parallelism is off."""
-    return parallel.dcp_rank if parallel.dcp_enabled else 0
-
-
-def _is_attn_tp_leader(parallel: ParallelContext) -> bool:
-    """Whether this rank takes the requests of its attention-TP group and samples for all of it."""
-    return parallel.attn_tp_size == 1 or leads_attn_tp(parallel.attn_tp_rank)
-
-
-def _replica_rank(parallel: ParallelContext) -> int:
-    """The replica whose requests this rank holds; 0 where there is only one."""
-    return parallel.attn_dp_rank if parallel.attn_dp_size > 1 else parallel.dp_rank or 0
-
-
-#: Computed name -> its rule. It asks last for the name whose value it answers with.
-COMPUTED: dict[str, Callable[[Any], Any]] = {
-    "max_world_size": _max_world_size,
-    "attn_dcp_rank": _attn_dcp_rank,
-    "is_attn_tp_leader": _is_attn_tp_leader,
-    "replica_rank": _replica_rank,
-}
 
 
 def parallel_config_leaves() -> set[str]:
     """Names an operator can set, from the declaration."""
     return set(leaves_of(Parallel))
-
-
-def parallel_name_types() -> dict[str, str]:
-    """Every name that is no leaf, with its type as source; the stub of the context is generated from it."""
-    types = {name: "bool" if name == "dcp_enabled" else "int" for name in derived_of(Parallel)}
-    types |= dict.fromkeys(COUNTS, "int")
-    types |= {name: "GroupCoordinator" if name.endswith("_group") else "int" for name in LIVE_READS}
-    types |= {name: "int" if name == "attn_dp_rank" else "int | None" for name in STAMP_ONLY}
-    return types | {name: "bool" if name.startswith("is_") else "int" for name in COMPUTED}
 
 
 def derived_widths() -> tuple[str, ...]:
@@ -448,7 +359,7 @@ def _install_readers() -> frozenset[str]:
     tables: list[dict[str, property]] = [
         {name: _quotient(name) for name in (*derived_of(Parallel), *COUNTS)},
         {name: _live(name, getter) for name, getter in LIVE_READS.items()},
-        {name: _stamp_only(name) for name in STAMP_ONLY},
+        {name: _spawn_fact(name) for name in SPAWN_FACTS},
         {name: _reader(name, rule, rule.__doc__ or "") for name, rule in COMPUTED.items()},
     ]
     for table in tables:

@@ -11,7 +11,8 @@ from typing import Any
 
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.runtime_context.context import RuntimeContext
-from sglang.srt.runtime_context.parallel import COMPUTED, ParallelContext, parallel_fields
+from sglang.srt.runtime_context.parallel import ParallelContext, parallel_fields
+from sglang.srt.runtime_context.parallel_names import COMPUTED
 
 __all__ = ["override_log_of", "placement_of"]
 

@@ -1,4 +1,4 @@
-"""Generated files match the declarations, and the check would notice one that does not."""
+"""The generated page matches the declarations, and the check would notice one that does not."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -7,26 +7,20 @@ register_cpu_ci(est_time=3, suite="unit-cpu")
 import pytest
 
 import gen_config_docs
-import gen_stubs
 from sglang.srt.arg_groups.arg_utils import Arg, Leaf
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.environ import Envs
-
-
-def test_the_stub_matches_the_declarations():
-    assert not gen_stubs.outdated()
 
 
 def test_the_page_matches_the_declarations():
     assert not gen_config_docs.outdated()
 
 
-def test_a_changed_declaration_makes_stub_and_page_stale(monkeypatch, capsys):
+def test_a_changed_declaration_makes_the_page_stale(monkeypatch, capsys):
     changed = Leaf("tp_size", "parallel", str, "two", Arg(help="A changed field.", served=True), "str")
     monkeypatch.setitem(LEAVES, "tp_size", changed)
-    assert gen_stubs.main(["--check"]) == 1
     assert gen_config_docs.main(["--check"]) == 1
-    assert "gen_stubs.py" in capsys.readouterr().err
+    assert "gen_config_docs.py" in capsys.readouterr().err
 
 
 def test_every_flag_stands_in_exactly_one_of_the_two_lists():

@@ -20,7 +20,7 @@ from sglang.srt.runtime_context import (
     get_schedule,
     publish,
 )
-from sglang.srt.runtime_context.parallel import COUNTS
+from sglang.srt.runtime_context.parallel_names import COUNTS
 from sglang.srt.server_args import ServerArgs
 
 TOPS = (

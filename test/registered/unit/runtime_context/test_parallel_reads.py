@@ -250,10 +250,13 @@ def test_leaf_quotient_and_stamp_reads_stay_inside_one_graph() -> None:
 
     def read(x: torch.Tensor) -> torch.Tensor:
         parallel = get_parallel()
-        return x * parallel.tp_size + parallel.attn_tp_size * 10 + parallel.tp_rank * 100
+        sizes = parallel.tp_size + parallel.attn_tp_size * 10
+        return x * (sizes + parallel.tp_rank * 100 + parallel.replica_rank * 1000)
 
     compiled = torch.compile(read, fullgraph=True, backend="eager")
-    assert compiled(torch.ones(1)).item() == 8 + 40 + 500
+    assert compiled(torch.ones(1)).item() == 1000 + 8 + 40 + 500
     with get_parallel().override(tp_rank=4, attn_tp_rank=0):
-        assert compiled(torch.ones(1)).item() == 8 + 40 + 400, "a scope must invalidate the compiled read"
-    assert compiled(torch.ones(1)).item() == 8 + 40 + 500
+        assert compiled(torch.ones(1)).item() == 1000 + 8 + 40 + 400, (
+            "a scope must invalidate the compiled read"
+        )
+    assert compiled(torch.ones(1)).item() == 1000 + 8 + 40 + 500

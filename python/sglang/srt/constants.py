@@ -25,7 +25,7 @@ MAX_SEED: Final = (1 << 31) - 1
 #: What a rank takes before it has read a weight, at least: torch alone is more.
 RANK_MIN_BYTES: Final = 128 << 20
 
-#: How long a rank waits for its peers in a collective when ``--dist-timeout`` is not given: a lost rank is an
+#: How long a rank waits for its peers in a collective when `--dist-timeout` is not given: a lost rank is an
 #: error in this time. Loading takes ranks differently long, so the barrier after it has a limit of its own.
 DIST_TIMEOUT_S: Final = 60.0
 LOAD_TIMEOUT_S: Final = 1800.0

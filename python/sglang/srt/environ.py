@@ -1,6 +1,6 @@
 """Process environment: every variable the engine reads, declared once.
 
-Read by any floor through ``envs.NAME.get()``; the value is looked up at the moment of the call.
+Read by any floor through `envs.NAME.get()`; the value is looked up at the moment of the call.
 Must not cache, must not import anything of ours, and nothing else may read the process environment.
 """
 
@@ -35,7 +35,7 @@ def _parse_text(text: str) -> str:
 
 
 class EnvVar(Generic[T]):
-    """One variable: its name is the attribute it is bound to on ``Envs``."""
+    """One variable: its name is the attribute it is bound to on `Envs`."""
 
     def __init__(self, parse: Callable[[str], T], default: T, doc: str, *, foreign: bool = False) -> None:
         self._parse = parse

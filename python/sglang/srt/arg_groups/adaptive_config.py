@@ -1,17 +1,16 @@
-"""The file behind ``--speculative-adaptive-config``: which draft depths may be chosen, per batch size.
+"""The file behind `--speculative-adaptive-config`: which draft depths may be chosen, per batch size.
 
 Read by publish (the draft bound) and by the adaptive worker. Must not cache: every publish reads it again.
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
 #: Smallest batch size of a slot -> depths tried when no file is given. Depth 0 is plain decoding.
 DEFAULT_SLOTS: dict[int, tuple[int, ...]] = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
 
 
-def _steps_of(path: str, slot: str, entry: dict[str, Any]) -> tuple[int, ...]:
+def _steps_of(path: str, slot: str, entry: dict[str, object]) -> tuple[int, ...]:
     steps = entry.get("candidate_steps")
     if isinstance(steps, list) and steps and all(type(step) is int and step >= 0 for step in steps):
         return tuple(steps)

@@ -1,6 +1,6 @@
 """The words a configuration field is declared with, and how a declaration is read back.
 
-Read by ``fields/*`` (which declare), ``server_args`` (record), ``cli`` (parser), the bags and the docs.
+Read by `fields/*` (which declare), `server_args` (record), `cli` (parser), the bags and the docs.
 Must not know any particular field, parse a command line or decide a value.
 """
 
@@ -51,7 +51,7 @@ Kind = Literal["switch", "toggle", "int", "float", "str", "list", "json"]
 
 @dataclass(frozen=True, slots=True)
 class NS:
-    """Where a leaf lives in the published context: ``NS("exec.kernel")`` is ``get_exec().kernel``."""
+    """Where a leaf lives in the published context: `NS("exec.kernel")` is `get_exec().kernel`."""
 
     path: str
 
@@ -63,7 +63,7 @@ class Arg:
     help: str
     #: Resolution may set it when the operator did not.
     resolvable: bool = False
-    #: Option string in place of ``--field-name``; None: not on the command line at all.
+    #: Option string in place of `--field-name`; None: not on the command line at all.
     cli: str | None = ""
     aliases: tuple[str, ...] = ()
     choices: tuple[str | int, ...] | None = None
@@ -81,7 +81,7 @@ class Arg:
     at_least: float | None = None
     #: Largest legal number.
     at_most: float | None = None
-    #: Extra legal number below ``at_least`` (for instance -1 for "off").
+    #: Extra legal number below `at_least` (for instance -1 for "off").
     or_exactly: int | None = None
 
 
@@ -161,7 +161,7 @@ class Namespace:
 
 
 def strip_optional(tp: Any) -> tuple[Any, bool]:
-    """``int | None`` -> (int, True); ``int`` -> (int, False)."""
+    """`int | None` -> (int, True); `int` -> (int, False)."""
     if get_origin(tp) in (Union, types.UnionType):
         rest = [t for t in get_args(tp) if t is not type(None)]
         if len(rest) == 1:

@@ -3,8 +3,6 @@
 Read by the hooks and by model-specific overrides. The record itself is never written.
 """
 
-from typing import Any
-
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import ResolvedView, declare, record_of
 
@@ -21,7 +19,7 @@ class ResolvingView(ResolvedView):
     def __init__(self, record: object) -> None:  # a type checker would make one of all fields
         super().__init__(record)
 
-    def declare(self, source: str, /, **values: Any) -> None:
+    def declare(self, source: str, /, **values: object) -> None:
         """Only fields declared as resolvable: what a start may change is said in the declarations."""
         fixed = sorted(name for name in values if name in LEAVES and not LEAVES[name].arg.resolvable)
         if fixed:
@@ -31,7 +29,7 @@ class ResolvingView(ResolvedView):
         if changed:
             declare(record_of(self), source, **changed)
 
-    def fill(self, source: str, /, **values: Any) -> None:
+    def fill(self, source: str, /, **values: object) -> None:
         """Decide those of the fields that are still None."""
         self.declare(source, **{name: value for name, value in values.items() if getattr(self, name) is None})
 

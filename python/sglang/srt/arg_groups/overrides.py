@@ -11,7 +11,7 @@ import json
 import weakref
 from dataclasses import dataclass, field
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang.srt.arg_groups.adaptive_config import all_candidate_steps
 from sglang.srt.arg_groups.prefill_buffer_ceiling import apply_prefill_buffer_ceiling
@@ -59,14 +59,14 @@ class Declared:
     """One decision: the field, its value, who decided."""
 
     name: str
-    value: Any
+    value: object
     source: str
 
 
 @dataclass(slots=True)
 class _Entry:
     ref: weakref.ref[object]
-    results: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, object] = field(default_factory=dict)
     log: list[Declared] = field(default_factory=list)
     resolved: bool = False
 
@@ -99,7 +99,7 @@ def _entry_for_writing(record: object) -> _Entry:
     return fresh
 
 
-def declare(record: object, source: str, /, **values: Any) -> None:
+def declare(record: object, source: str, /, **values: object) -> None:
     """Decide fields beside the record. The latest declaration wins; every one stays in the provenance."""
     record = record_of(record)
     known = getattr(type(record), "__struct_fields__", None)
@@ -137,7 +137,7 @@ def forget(record: object) -> None:
         del _store[id(record)]
 
 
-def resolution_result(record: object, name: str) -> Any:
+def resolution_result(record: object, name: str) -> object:
     """The declared result if there is one, else the record's own value. AttributeError if it has neither."""
     record = record_of(record)
     entry = _entry(record)
@@ -156,7 +156,7 @@ class ResolvedView(Fields):
     def __init__(self, record: object) -> None:
         object.__setattr__(self, "_record", record)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return resolution_result(object.__getattribute__(self, "_record"), name)
 
     def __setattr__(self, name: str, value: object) -> None:

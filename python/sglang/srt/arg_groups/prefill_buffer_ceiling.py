@@ -1,14 +1,13 @@
 """One optional provider that may raise or lower the ceiling of prefill buffers.
 
-Registered by a plug-in that pads prefill batches; asked by both tiers of ``max_prefill_buffer_tokens``.
-Must not compute the default itself: that is ``predicates.prefill_token_ceiling``.
+Registered by a plug-in that pads prefill batches; asked by both tiers of `max_prefill_buffer_tokens`.
+Must not compute the default itself: that is `predicates.prefill_token_ceiling`.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 #: (the record, the default ceiling) -> the ceiling to use.
-CeilingProvider = Callable[[Any, int], int]
+CeilingProvider = Callable[[object, int], int]
 
 _prefill_buffer_ceiling_fn: CeilingProvider | None = None
 
@@ -25,7 +24,7 @@ def register_prefill_buffer_ceiling(provider: CeilingProvider) -> CeilingProvide
     return provider
 
 
-def apply_prefill_buffer_ceiling(record: Any, default_ceiling: int) -> int:
+def apply_prefill_buffer_ceiling(record: object, default_ceiling: int) -> int:
     """What the provider makes of the default, or the default itself."""
     provider = _prefill_buffer_ceiling_fn
     return default_ceiling if provider is None else provider(record, default_ceiling)

@@ -1,9 +1,7 @@
 """The resolved configuration as plain values, without its secrets.
 
-Read by ``/server_info``, logs and the record's own repr. Must never hold a field declared ``secret=True``.
+Read by `/server_info`, logs and the record's own repr. Must never hold a field declared `secret=True`.
 """
-
-from typing import Any
 
 import msgspec
 
@@ -11,7 +9,7 @@ from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import record_of, resolution_result
 
 
-def public_values(record: object) -> dict[str, Any]:
+def public_values(record: object) -> dict[str, object]:
     """Every field of the record by name, resolved, JSON-ready; secret fields are left out."""
     record = record_of(record)
     return {
@@ -25,7 +23,7 @@ def public_values(record: object) -> dict[str, Any]:
 PER_MACHINE = frozenset({"node_rank", "host", "port", "random_seed", "log_level"})
 
 
-def common_values(record: object) -> dict[str, Any]:
+def common_values(record: object) -> dict[str, object]:
     """What all ranks of a world must have in common, whichever machine they run on."""
     return {name: value for name, value in public_values(record).items() if name not in PER_MACHINE}
 

@@ -1,6 +1,6 @@
 """Refuses what is declared but not served by this build, before the first process starts.
 
-Read by the doors, after resolution. The only list is ``Arg(served=...)`` in the declarations; must not keep
+Read by the doors, after resolution. The only list is `Arg(served=...)` in the declarations; must not keep
 another.
 """
 

@@ -2,10 +2,9 @@
 
 import json
 import pathlib
-from typing import Any
 
 
-def read_json_object(path: pathlib.Path) -> dict[str, Any]:
+def read_json_object(path: pathlib.Path) -> dict[str, object]:
     """The object in the file; ValueError names the file and what is wrong with it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

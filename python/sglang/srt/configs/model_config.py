@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 from sglang.srt.configs.architectures import ARCHITECTURES
 from sglang.srt.configs.architectures.config_values import ConfigValues
@@ -46,7 +45,7 @@ class ModelConfig(DecoderShape):
     checkpoint_dtype: str
     source: str  # "gguf" or "hf"
     path: pathlib.Path
-    generation_defaults: dict[str, Any]
+    generation_defaults: dict[str, object]
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -62,13 +61,14 @@ class ModelConfig(DecoderShape):
         override_json: str = "{}",
         load_format: str = "auto",
     ) -> ModelConfig:
-        """Read the config of a folder, a GGUF file or an alias; `override_json` is merged over what it
-        says.
+        """Read the config of a folder, a GGUF file or an alias.
+
+        `override_json` is merged over what it says.
         """
         if load_format not in LOAD_FORMATS:
             raise ValueError(f"load_format {load_format!r} is not served; known: {', '.join(LOAD_FORMATS)}")
         resolved = _source_of(resolve_model_path(path), load_format)
-        generation: dict[str, Any] = {}
+        generation: dict[str, object] = {}
         if resolved.is_file():
             config = config_from_gguf(open_gguf(resolved))
             source, where = "gguf", str(resolved)
@@ -101,7 +101,7 @@ class ModelConfig(DecoderShape):
         )
 
 
-def merge_override(config: dict[str, Any], override_json: str) -> dict[str, Any]:
+def merge_override(config: dict[str, object], override_json: str) -> dict[str, object]:
     """`config` with the JSON object merged over it; objects inside are merged key by key, null replaces."""
     try:
         override = json.loads(override_json or "{}")
@@ -112,7 +112,7 @@ def merge_override(config: dict[str, Any], override_json: str) -> dict[str, Any]
     return _merged(config, override)
 
 
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merged(base: dict[str, object], over: dict[str, object]) -> dict[str, object]:
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -121,7 +121,7 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source_of(path: pathlib.Path, load_format: str) -> pathlib.Path:
-    """The folder or GGUF file that is really read, given what the user wants to load."""
+    """The folder or file to read: with load format "gguf" the GGUF file inside a folder."""
     if load_format == "gguf" and path.is_dir():
         file = gguf_in_folder(path)
         if file is None:
@@ -137,7 +137,7 @@ def _source_of(path: pathlib.Path, load_format: str) -> pathlib.Path:
     return path
 
 
-def _architecture(config: dict[str, Any], where: str) -> Architecture:
+def _architecture(config: dict[str, object], where: str) -> Architecture:
     """The first known one of those that the config names."""
     names = config.get("architectures") or []
     for name in names if isinstance(names, list) else []:
@@ -164,25 +164,20 @@ def _context_len(longest: int, asked: int | None, where: str) -> int:
 class _TokenReader:
     """Special tokens, which generation_config.json and the config may both name."""
 
-    generation: Mapping[str, Any]
-    config: Mapping[str, Any]
+    generation: Mapping[str, object]
+    config: Mapping[str, object]
     vocab_size: int
     where: str
 
-    def all(self, key: str) -> dict[int, str]:
+    def all(self, key: str, *, none: int | None = None) -> dict[int, str]:
         """All ids that either file names, in order, each once, with the file that named it first."""
-        return self._ids(key, self.generation, self.config)
-
-    def one(self, key: str) -> int | None:
-        """The first id, None where there is none; old configs write -1 for that."""
-        named, fallback = ({} if file.get(key) == -1 else file for file in (self.generation, self.config))
-        return next(iter(self._ids(key, named, fallback)), None)
-
-    def _ids(self, key: str, generation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[int, str]:
         ids: dict[int, str] = {}
-        for source, name in ((generation, GENERATION_CONFIG), (config, os.path.basename(self.where))):
+        for source, name in (
+            (self.generation, GENERATION_CONFIG),
+            (self.config, os.path.basename(self.where)),
+        ):
             value = source.get(key)
-            for token in value if isinstance(value, list) else [] if value is None else [value]:
+            for token in value if isinstance(value, list) else [] if value in (None, none) else [value]:
                 if isinstance(token, bool) or not isinstance(token, int):
                     raise ValueError(
                         f"{self.where}: {key} is {value!r}; it must be a token id or a list of them"
@@ -194,8 +189,12 @@ class _TokenReader:
                 ids.setdefault(token, name)
         return ids
 
+    def one(self, key: str) -> int | None:
+        """The first id, None where there is none; old configs write -1 for that."""
+        return next(iter(self.all(key, none=-1)), None)
 
-def _generation_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+
+def _generation_defaults(generation: Mapping[str, object]) -> dict[str, object]:
     defaults = {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
     if defaults.get("top_k") == 0:
         defaults["top_k"] = -1  # Hugging Face switches top-k off with 0; a request does it with -1

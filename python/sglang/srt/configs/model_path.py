@@ -2,7 +2,7 @@
 
 Owns the aliases of models that come as installed packages, and the rules for folders. Read by resolution, the
 model config and the tokenizer loader. It must not read a model file beyond its header, import the package
-that an alias names, or reach out to a hub.
+that an alias names, or fetch anything.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ALIASES = {
 
 
 def resolve_model_path(name: str | os.PathLike[str], setting: str = "model_path") -> pathlib.Path:
-    """The folder (with a config.json) or the GGUF file that `name` stands for; of a split model its first
-    part. `setting` is what errors call it.
+    """The folder with a config.json, or the GGUF file, that `name` stands for.
 
-    An alias comes first; write `./name` for a local folder of the same name.
+    Of a split model it is the first part. An alias comes before a local folder of the same name, which is
+    written `./name`. `setting` is what errors call the name.
     """
     text = os.fspath(name)
     if not text:
@@ -46,7 +46,7 @@ def resolve_model_path(name: str | os.PathLike[str], setting: str = "model_path"
             f"{setting} is empty; give a folder, a .gguf file or an alias ({', '.join(ALIASES)})"
         )
     path = _found(text, setting)
-    check_utf8(path, setting)  # a home folder, a package or a file in the folder may bring other bytes
+    check_utf8(path, setting)  # the name may be UTF-8 while the home folder or a file inside it is not
     return path
 
 
@@ -63,8 +63,9 @@ def _found(text: str, setting: str) -> pathlib.Path:
 
 
 def gguf_in_folder(folder: pathlib.Path) -> pathlib.Path | None:
-    """The one GGUF model of a folder (the first of its parts), None when there is none; several are refused
-    by name.
+    """The one GGUF model of a folder, or its first part; None when there is none.
+
+    Several are refused with their names.
     """
     models = models_among(list(folder.glob("*.gguf")))
     if len(models) > 1:

@@ -1,14 +1,14 @@
-"""Text that came from bytes which are no UTF-8: how it is refused and shown.
+"""Text from outside that is not valid UTF-8: how it is refused and how an error shows it.
 
-Python keeps such bytes of arguments, variables and file names as halves of surrogate pairs, which no message
-and hardly a library takes. Read by whoever accepts a path or a name from outside.
+Python keeps such bytes of arguments, variables and file names as lone surrogates, which cannot be encoded
+again. Read by whoever accepts a path or a name from the operator.
 """
 
 import os
 
 
 def check_utf8(path: str | os.PathLike[str], what: str) -> None:
-    """Refuse a path that cannot be written down; `what` is the setting or the thing that has it."""
+    """Refuse a path that is not UTF-8; `what` names the setting it came from."""
     text = os.fspath(path)
     try:
         text.encode()
@@ -19,9 +19,9 @@ def check_utf8(path: str | os.PathLike[str], what: str) -> None:
 
 
 def escaped(text: str) -> str:
-    r"""The text for a message: bytes that are no UTF-8 as \xe9."""
+    r"""The text for a message, with bytes that are not UTF-8 written as \xe9."""
     try:
         raw = text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a pair that stood for no byte
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
         raw = text.encode("utf-8", "backslashreplace")
     return raw.decode("utf-8", "backslashreplace")

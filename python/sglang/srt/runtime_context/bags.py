@@ -1,8 +1,8 @@
-"""Owns the read-only namespaces that publish projects from the record: ``get_schedule()``,
-``get_exec().kernel`` ...
+"""Owns the read-only namespaces that publish projects from the record: `get_schedule()`,
+`get_exec().kernel` ...
 
 Read everywhere. A bag's leaves are ordinary instance attributes, so a read costs an attribute load and
-traces. Must not decide a value: bags carry what resolution decided, a scoped ``override`` states another
+traces. Must not decide a value: bags carry what resolution decided, a scoped `override` states another
 for a block.
 """
 
@@ -19,10 +19,10 @@ from sglang.srt.runtime_context.widths import published_widths
 
 __all__ = ["PARALLEL", "TOP_NAMESPACES", "Bag", "build_bags", "namespace_of", "project"]
 
-#: The namespace that is read through ``ParallelContext``, not through a bag.
+#: The namespace that is read through `ParallelContext`, not through a bag.
 PARALLEL = "parallel"
 
-#: What ``get_<name>()`` exists for.
+#: What `get_<name>()` exists for.
 TOP_NAMESPACES: tuple[str, ...] = tuple(dict.fromkeys(path.partition(".")[0] for path in NAMESPACES))
 
 
@@ -121,7 +121,7 @@ def project(record: Any) -> dict[str, dict[str, Any]]:
 
 
 def build_bags(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Bag]:
-    """The top-level bags, each holding its sub-namespaces; ``parallel`` has none, its reader is the
+    """The top-level bags, each holding its sub-namespaces; `parallel` has none, its reader is the
     context."""
     bags: dict[str, Bag] = {}
     for top in TOP_NAMESPACES:

@@ -1,4 +1,4 @@
-"""Owns ``Publication``: everything one publish puts in force, built and checked before anything is replaced.
+"""Owns `Publication`: everything one publish puts in force, built and checked before anything is replaced.
 
 Read by the context, which installs it, and by the scoped test overrides, which put the previous one back.
 Must not touch the process-wide context: a refused publication leaves no trace.
@@ -27,8 +27,8 @@ __all__ = ["OverrideEntry", "Publication", "SpawnRanks", "build_publication"]
 class SpawnRanks:
     """What differs between processes that share one record: stated by whoever spawned this one.
 
-    ``world_rank`` fixes every position in a group. ``dp_rank`` counts replicas (None: no controller) and
-    ``gpu_id`` is the device (None: a CPU rank); no group knows either.
+    `world_rank` fixes every position in a group. `dp_rank` counts replicas (None: no controller) and
+    `gpu_id` is the device (None: a CPU rank); no group knows either.
     """
 
     world_rank: int = 0
@@ -62,7 +62,7 @@ class OverrideEntry:
 
 @dataclass
 class Publication:
-    """One record in force. ``stamp`` is handed to the parallel context and grows there."""
+    """One record in force. `stamp` is handed to the parallel context and grows there."""
 
     record: Any
     role: str | None

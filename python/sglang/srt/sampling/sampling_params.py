@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -61,7 +61,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_request(
-        cls, given: Mapping[str, Any] | None, defaults: Mapping[str, Any] | None = None
+        cls, given: Mapping[str, object] | None, defaults: Mapping[str, object] | None = None
     ) -> SamplingParams:
         """Build checked parameters from a client's mapping; `None` values mean "use the default".
 
@@ -99,14 +99,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A client's value inside an error text; a megabyte of it does not come back."""
     text = value if isinstance(value, str) and value.isidentifier() else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _number(low: float, high: float, *, open_low: bool = False) -> Any:
-    def check(name: str, value: Any) -> float:
+def _number(low: float, high: float, *, open_low: bool = False) -> Callable[[str, object], float]:
+    def check(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name}: must be a number, got {_shown(value)}")
         number = float(value) if abs(value) < 1e300 or isinstance(value, float) else math.inf
@@ -118,8 +118,10 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Any:
     return check
 
 
-def _integer(low: int, high: int = INT64_MAX, *, also: int | None = None, none_ok: bool = False) -> Any:
-    def check(name: str, value: Any) -> int | None:
+def _integer(
+    low: int, high: int = INT64_MAX, *, also: int | None = None, none_ok: bool = False
+) -> Callable[[str, object], int | None]:
+    def check(name: str, value: object) -> int | None:
         if value is None and none_ok:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
@@ -132,7 +134,7 @@ def _integer(low: int, high: int = INT64_MAX, *, also: int | None = None, none_o
     return check
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name}: must be true or false, got {_shown(value)}")
     return value
@@ -147,7 +149,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _stop_strings(name: str, value: Any) -> list[str]:
+def _stop_strings(name: str, value: object) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{name}: must be a string or a list of strings, got {_shown(value)}")
     if len(value) > MAX_STOP_STRINGS:
@@ -164,7 +166,7 @@ def _stop_strings(name: str, value: Any) -> list[str]:
     return list(value)
 
 
-def _token_ids(name: str, value: Any) -> list[int]:
+def _token_ids(name: str, value: object) -> list[int]:
     if not isinstance(value, list | tuple) or not set(map(type, value)) <= {int}:
         raise ValueError(f"{name}: must be a list of token ids, got {_shown(value)}")
     if len(value) > MAX_STOP_TOKEN_IDS:
@@ -172,7 +174,7 @@ def _token_ids(name: str, value: Any) -> list[int]:
     return list(value)
 
 
-def _checked_logit_bias(value: Any) -> dict[int, float]:
+def _checked_logit_bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"logit_bias: must map token ids to numbers, got {_shown(value)}")
     if len(value) > MAX_LOGIT_BIAS:
@@ -188,7 +190,8 @@ def _checked_logit_bias(value: Any) -> dict[int, float]:
     return bias
 
 
-_CHECKS: dict[str, Any] = {
+#: Parameter -> its check, called with name and value, which returns the value to keep.
+_CHECKS: dict[str, Callable[[str, object], object]] = {
     "max_new_tokens": _integer(0, none_ok=True),
     "min_new_tokens": _integer(0),
     "temperature": _number(0.0, 1e6),

@@ -195,7 +195,7 @@ def _token(header: GGUFHeader, key: str, tokens: list[str]) -> str | None:
 
 def _end_token_ids(header: GGUFHeader, tokens: list[str]) -> dict[int, str]:
     keys = [key for key in ("eot_token_id", "eom_token_id") if _token(header, key, tokens) is not None]
-    return {header.metadata[_PREFIX + key]: _PREFIX + key for key in keys}
+    return {header.require(_PREFIX + key, int): _PREFIX + key for key in keys}
 
 
 def _chat_templates(header: GGUFHeader) -> dict[str, str]:

@@ -13,7 +13,6 @@ import logging.config
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from sglang.srt.environ import envs
 
@@ -75,7 +74,7 @@ def configure_logging(level: str, *, ranks: str = "", logger_name: str | None = 
     logger.setLevel(level.upper())
 
 
-def _read_config(path: pathlib.Path) -> Mapping[str, Any]:
+def _read_config(path: pathlib.Path) -> Mapping[str, object]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

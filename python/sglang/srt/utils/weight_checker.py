@@ -7,7 +7,7 @@ was handed and must not ask the context for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from sglang.srt.distributed.parallel_state_wrapper import ParallelState
@@ -16,9 +16,9 @@ __all__ = ["WeightChecker"]
 
 
 class WeightChecker:
-    """``get_model`` is called at check time: a reload may have replaced the model since."""
+    """`get_model` is called at check time: a reload may have replaced the model since."""
 
-    def __init__(self, *, get_model: Callable[[], Any], ps: ParallelState) -> None:
+    def __init__(self, *, get_model: Callable[[], object], ps: ParallelState) -> None:
         self._get_model = get_model
         self._ps = ps
 

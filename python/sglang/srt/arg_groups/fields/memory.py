@@ -1,6 +1,6 @@
 """Declared fields of the caches: the prefix tree and the tiers behind it.
 
-Read through ``get_memory()``. Declarations only: name, type, default, help and what this build serves.
+Read through `get_memory()`. Declarations only: name, type, default, help and what this build serves.
 """
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace

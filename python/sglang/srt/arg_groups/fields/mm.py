@@ -1,6 +1,6 @@
 """Declared fields of images, audio and video.
 
-Read through ``get_mm()``. Declarations only: name, type, default, help and what this build serves.
+Read through `get_mm()`. Declarations only: name, type, default, help and what this build serves.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Declared fields of the model: which weights, read how, computed in which type.
 
-Read through ``get_model()``. Declarations only: name, type, default, help and what this build serves.
+Read through `get_model()`. Declarations only: name, type, default, help and what this build serves.
 """
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace

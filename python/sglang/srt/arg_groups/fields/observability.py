@@ -1,6 +1,6 @@
 """Declared fields of logs, metrics and traces.
 
-Read through ``get_observability()``. Declarations only: name, type, default, help and what this build serves.
+Read through `get_observability()`. Declarations only: name, type, default, help and what this build serves.
 """
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace

@@ -1,8 +1,8 @@
 """Declared placement: the widths an operator sets, and the quotients that follow from them.
 
-Read through ``get_parallel()``. Annotated names are leaves of the record; ``Derived`` names never are.
-``INPUTS`` holds the spellings that set other leaves. The arithmetic of the quotients lives in
-``runtime_context/widths.py``, except for what resolution asks as well: how ``dp_size`` counts.
+Read through `get_parallel()`. Annotated names are leaves of the record; `Derived` names never are.
+`INPUTS` holds the spellings that set other leaves. The arithmetic of the quotients lives in
+`runtime_context/widths.py`, except for what resolution asks as well: how `dp_size` counts.
 """
 
 from collections.abc import Mapping
@@ -193,7 +193,7 @@ class Parallel(Namespace, ns=NS("parallel")):
 
 
 def _attention_data_parallel(value: int, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """``attn_dp_size=N`` is ``dp_size=N, enable_dp_attention=True``; one spelling at a time."""
+    """`attn_dp_size=N` is `dp_size=N, enable_dp_attention=True`; one spelling at a time."""
     if value < 1:
         raise ValueError(f"--attn-dp-size must be at least 1, got {value}")
     if "enable_dp_attention" in stated:

@@ -1,6 +1,6 @@
 """Declared fields of the server: sockets, keys, tokenizer, templates, how answers are written.
 
-Read through ``get_serving()``. Declarations only: name, type, default, help and what this build serves.
+Read through `get_serving()`. Declarations only: name, type, default, help and what this build serves.
 """
 
 from typing import Any

@@ -6,7 +6,7 @@ On CPU: bfloat16 where the processor multiplies it, else float32, and always flo
 from sglang.srt.arg_groups.model_override_base import ResolvingView
 from sglang.srt.platforms import cpu_has_bf16
 
-#: Other spellings that ``--dtype`` accepts.
+#: Other spellings that `--dtype` accepts.
 _SAME = {"half": "float16", "float": "float32"}
 
 

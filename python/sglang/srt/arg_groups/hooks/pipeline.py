@@ -1,6 +1,6 @@
 """The one resolution pass: an ordered list of small hooks, run once at a door.
 
-Read by the doors (``launch_server``, ``Engine``). A child process does not resolve again: it is handed the
+Read by the doors (`launch_server`, `Engine`). A child process does not resolve again: it is handed the
 record and what was declared beside it. Must not hold a rule of its own.
 """
 

@@ -4,7 +4,6 @@ Run first, so that every later hook may count on them. Decides nothing.
 """
 
 import math
-from typing import Any
 
 import msgspec
 
@@ -26,7 +25,7 @@ def limits_in_words(leaf: Leaf) -> str:
     return f"{text}, or {arg.or_exactly}" if arg.or_exactly is not None else text
 
 
-def _not_utf8(leaf: Leaf, value: Any) -> str | None:
+def _not_utf8(leaf: Leaf, value: object) -> str | None:
     """A sentence when the message to a child process cannot carry a text or a part of the value."""
     try:
         msgspec.msgpack.encode(value)
@@ -41,7 +40,7 @@ def _not_utf8(leaf: Leaf, value: Any) -> str | None:
     return None
 
 
-def violation(leaf: Leaf, value: Any) -> str | None:
+def violation(leaf: Leaf, value: object) -> str | None:
     """A sentence when the value breaks a limit of its declaration, else None."""
     arg = leaf.arg
     if value == leaf.default and value is not None:

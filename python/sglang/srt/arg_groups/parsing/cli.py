@@ -1,6 +1,6 @@
 """The command line, generated from the declared fields.
 
-Read by the doors through ``server_args.prepare_server_args``. Must not know a field by name, except that the
+Read by the doors through `server_args.prepare_server_args`. Must not know a field by name, except that the
 model may also be given without a flag.
 """
 
@@ -18,10 +18,10 @@ from sglang.srt.arg_groups.parsing.spellings import SPELLINGS, deprecations, fie
 _CONFIG_FLAG = "--config"
 
 
-def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def _typed(parse: Callable[[str], object]) -> Callable[[str], object]:
     """argparse shows an ArgumentTypeError's own words, and only the type's name for a ValueError."""
 
-    def read(text: str) -> Any:
+    def read(text: str) -> object:
         try:
             return parse(text)
         except ValueError as error:
@@ -37,7 +37,7 @@ class _Once(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: Any,
+        values: object,
         option_string: str | None = None,
     ) -> None:
         if getattr(namespace, self.dest, None) is not None:
@@ -137,7 +137,7 @@ def parse_command_line(
 ) -> dict[str, Any]:
     """Record fields stated by a command line and its --config file; exit code 2 on what it cannot take.
 
-    ``complete=False`` is for a tool that starts nothing: what a server must be told may be left out.
+    `complete=False` is for a tool that starts nothing: what a server must be told may be left out.
     """
     parser = build_parser(prog)
     namespace, extras = parser.parse_known_args(list(argv))

@@ -1,15 +1,14 @@
-"""``--config file.yaml``: the same settings as the command line, one key each.
+"""`--config file.yaml`: the same settings as the command line, one key each.
 
 Read by the parser only. Must not expand or resolve anything: it hands back what the file states.
 """
 
 from pathlib import Path
-from typing import Any
 
 from sglang.srt.arg_groups.parsing.spellings import stated_from
 
 
-def read_config_file(path: str) -> dict[str, Any]:
+def read_config_file(path: str) -> dict[str, object]:
     """Settings by declared name. Keys may use any long spelling, with dashes or underscores."""
     import yaml  # kept out of start-up: most servers have no file
 

@@ -29,7 +29,7 @@ def _index() -> dict[str, Leaf | Input]:
     return table
 
 
-#: ``--tp-size``, ``--tensor-parallel-size``, ``--tp`` -> the leaf ``tp_size``; and so on.
+#: `--tp-size`, `--tensor-parallel-size`, `--tp` -> the leaf `tp_size`; and so on.
 SPELLINGS: dict[str, Leaf | Input] = _index()
 
 
@@ -43,7 +43,7 @@ def flag_of(key: str) -> str:
 
 
 def target_of(key: str, where: str) -> Leaf | Input:
-    """What ``tp_size``, ``tp-size`` or ``tp`` names; ValueError with the nearest names otherwise."""
+    """What `tp_size`, `tp-size` or `tp` names; ValueError with the nearest names otherwise."""
     if key in LEAVES:
         return LEAVES[key]
     found = SPELLINGS.get(flag_of(key))
@@ -57,14 +57,14 @@ def display(target: Leaf | Input) -> str:
     return target.flags[0] if target.flags else target.name
 
 
-def parse_json(text: str, tp: Any) -> Any:
+def parse_json(text: str, tp: Any) -> object:
     try:
         return msgspec.json.decode(text, type=tp)
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         raise ValueError(f"{text!r} is not the JSON expected here: {error}") from error
 
 
-def convert(target: Leaf | Input, value: Any, where: str) -> Any:
+def convert(target: Leaf | Input, value: object, where: str) -> object:
     """A value from YAML or a keyword, as the declared type; ValueError names field, rule and value."""
     tp = target.type
     if isinstance(target, Leaf):
@@ -87,9 +87,9 @@ def convert(target: Leaf | Input, value: Any, where: str) -> Any:
         raise ValueError(f"{where}: {display(target)} got {value!r}: {error}") from error
 
 
-def stated_from(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
+def stated_from(mapping: Mapping[str, object], where: str) -> dict[str, object]:
     """Settings by any spelling -> settings by declared name (fields and inputs), values converted."""
-    stated: dict[str, Any] = {}
+    stated: dict[str, object] = {}
     written: dict[str, str] = {}
     for key, value in mapping.items():
         target = target_of(str(key), where)
@@ -100,7 +100,7 @@ def stated_from(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     return stated
 
 
-def deprecations(stated: Mapping[str, Any]) -> list[str]:
+def deprecations(stated: Mapping[str, object]) -> list[str]:
     """A sentence for each stated setting that has a better spelling; the door says it in its own way."""
     sentences: list[str] = []
     for name, value in stated.items():
@@ -111,7 +111,7 @@ def deprecations(stated: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def fields_from(stated: Mapping[str, Any]) -> dict[str, Any]:
+def fields_from(stated: Mapping[str, object]) -> dict[str, Any]:
     """Settings by declared name -> record fields: inputs are expanded into the fields they set."""
     fields = {name: value for name, value in stated.items() if name in LEAVES}
     for name, value in stated.items():

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
 class ConfigValues:
     """A config in Hugging Face's words; `where` is what errors call it."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     where: str
 
     def positive(self, key: str, default: int | None = None) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sglang.srt.configs.architectures.config_values import ConfigValues
-from sglang.srt.configs.architectures.rope_scaling import read_rope
+from sglang.srt.configs.architectures.rope_scaling import Llama3Scaling, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class DecoderShape:
     vocab_size: int
     max_position_embeddings: int
     rope_theta: float
-    rope_scaling: dict[str, Any] | None
+    rope_scaling: Llama3Scaling | None
     rms_norm_eps: float
     tie_word_embeddings: bool
     attention_bias: bool

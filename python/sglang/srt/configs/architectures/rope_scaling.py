@@ -1,32 +1,32 @@
 """How a checkpoint stretches its rotary embedding, brought into one spelling.
 
-Owns the accepted kinds (`llama3`, or none) and their parameters. Read by the model config only; the rotary
-layer reads the result. It must not compute rotary tables for the forward pass.
+Owns the accepted kinds (`llama3`, or none) and their parameters. Read by the architectures; the rotary layer
+reads the result. It must not compute rotary tables for the forward pass.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# What all published Llama 3.1 and later models use; GGUF stores only the factors that come out of it.
-_LLAMA3_PUBLISHED = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+from typing import TypedDict
 
 
-def read_rope(config: Mapping[str, Any], where: str) -> tuple[float, dict[str, Any] | None]:
-    """`(rope_theta, rope_scaling)` of a Hugging Face config, old spelling (`rope_scaling`) or new
-    (`rope_parameters`).
+class Llama3Scaling(TypedDict):
+    """Llama 3's stretching, under the names that checkpoints use."""
 
-    The scaling is None when there is none, else a dict with `rope_type` and that type's parameters as
-    numbers.
+    rope_type: str
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+def read_rope(config: Mapping[str, object], where: str) -> tuple[float, Llama3Scaling | None]:
+    """`(rope_theta, rope_scaling)` of a Hugging Face config; the scaling is None when there is none.
+
+    Both spellings are read, the older `rope_scaling` and the newer `rope_parameters`.
     """
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     for key in ("rope_scaling", "rope_parameters"):
         value = config.get(key)
         if value is not None and not isinstance(value, dict):
@@ -45,16 +45,22 @@ def read_rope(config: Mapping[str, Any], where: str) -> tuple[float, dict[str, A
         return float(theta), None
     if kind != "llama3":
         raise ValueError(f"{where}: rope scaling of type {kind!r} is not served yet; known: default, llama3")
-    return float(theta), _llama3(parameters, where)
+    return float(theta), _read_llama3(parameters, where)
 
 
-def _llama3(parameters: dict[str, Any], where: str) -> dict[str, Any]:
-    scaling: dict[str, Any] = {"rope_type": "llama3"}
-    for key in LLAMA3_KEYS:
+def _read_llama3(parameters: Mapping[str, object], where: str) -> Llama3Scaling:
+    def positive(key: str) -> float:
         value = parameters.get(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise ValueError(f"{where}: llama3 rope scaling needs a positive {key}, it has {value!r}")
-        scaling[key] = int(value) if key == "original_max_position_embeddings" else float(value)
+        return float(value)
+
+    scaling = _llama3(
+        factor=positive("factor"),
+        low=positive("low_freq_factor"),
+        high=positive("high_freq_factor"),
+        original=int(positive("original_max_position_embeddings")),
+    )
     if scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
         raise ValueError(
             f"{where}: llama3 rope scaling needs high_freq_factor above low_freq_factor, it has "
@@ -63,10 +69,19 @@ def _llama3(parameters: dict[str, Any], where: str) -> dict[str, Any]:
     return scaling
 
 
-def llama3_factors(scaling: dict[str, Any], theta: float, head_dim: int) -> list[float]:
-    """By how much llama3 scaling divides each of the head_dim/2 frequencies (1 for short waves, `factor` for
-    long).
-    """
+def _llama3(*, factor: float, low: float = 1.0, high: float = 4.0, original: int = 8192) -> Llama3Scaling:
+    """The defaults are what all published Llama 3.1 and later models use."""
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def llama3_factors(scaling: Llama3Scaling, theta: float, head_dim: int) -> list[float]:
+    """What each of the head_dim/2 frequencies is divided by: 1 for short waves, `factor` for long ones."""
     factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     factors: list[float] = []
@@ -82,15 +97,12 @@ def llama3_factors(scaling: dict[str, Any], theta: float, head_dim: int) -> list
     return factors
 
 
-def llama3_from_factors(factors: Sequence[float], theta: float, head_dim: int, where: str) -> dict[str, Any]:
-    """The llama3 parameters behind a GGUF table of frequency factors; a table of any other origin is
-    refused.
+def llama3_from_factors(factors: Sequence[float], theta: float, head_dim: int, where: str) -> Llama3Scaling:
+    """The parameters behind the table of factors that a GGUF file stores in place of them.
+
+    A table that another way of stretching made is refused.
     """
-    scaling = {
-        "rope_type": "llama3",
-        "factor": float(round(max(factors, default=1.0), 3)),
-        **_LLAMA3_PUBLISHED,
-    }
+    scaling = _llama3(factor=float(round(max(factors, default=1.0), 3)))
     expected = llama3_factors(scaling, theta, head_dim)
     if len(factors) != len(expected):
         raise ValueError(

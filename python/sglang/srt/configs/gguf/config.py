@@ -1,14 +1,14 @@
-"""GGUF metadata told in the words of a Hugging Face config.json.
+"""Translates GGUF metadata into the keys of a Hugging Face config.json.
 
-Owns that translation, per GGUF architecture. Read by the model config, which checks and finishes the result.
-It must not read tensor data, except the small table of rotary factors that some files carry.
+Read by the model config, which hands the result to the architecture's reader like any other config. It must
+not read tensor data, except the small table of rotary factors that some files carry.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
 
 from sglang.srt.configs.architectures import ARCHITECTURES
 from sglang.srt.configs.architectures.rope_scaling import llama3_from_factors
@@ -21,7 +21,7 @@ ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
+def config_from_gguf(header: GGUFHeader) -> dict[str, object]:
     """The config.json that the model behind this file would have."""
     arch = header.architecture
     if arch not in GGUF_ARCHITECTURES:
@@ -81,7 +81,7 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
 
 
 def _compare_with_tensors(header: GGUFHeader, layers: int, shapes: dict[str, tuple[int, ...]]) -> None:
-    """What the metadata promises is what the tensors have: a torn number must not become memory."""
+    """The metadata must agree with the tensors: a damaged number must not decide how much is allocated."""
     numbers = (name.split(".")[1] for name in header.tensors if name.startswith("blk."))
     held = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
     if layers > held:
@@ -99,7 +99,7 @@ def _compare_with_tensors(header: GGUFHeader, layers: int, shapes: dict[str, tup
 
 
 def dominant_type(header: GGUFHeader) -> str:
-    """The type that most values are stored in: torch's name for it, or the GGUF name of a quantised one."""
+    """The type of most values: torch's name for it, or the GGUF name of a quantised type."""
     values: Counter[str] = Counter()
     for tensor in header.tensors.values():
         values[tensor.type.name] += tensor.nbytes // tensor.type.block_bytes * tensor.type.block_elements
@@ -110,7 +110,7 @@ def dominant_type(header: GGUFHeader) -> str:
 
 
 def _head_dim(header: GGUFHeader, arch: str, hidden: int, heads: int) -> int:
-    # No heads at all are refused with the other counts.
+    # A head count of 0 is refused later, with the other counts.
     key_length = _integer(header, f"{arch}.attention.key_length", hidden // max(heads, 1))
     value_length = _integer(header, f"{arch}.attention.value_length", key_length)
     rotated = _integer(header, f"{arch}.rope.dimension_count", key_length)
@@ -122,7 +122,7 @@ def _head_dim(header: GGUFHeader, arch: str, hidden: int, heads: int) -> int:
     return key_length
 
 
-def _rope_scaling(header: GGUFHeader, arch: str, theta: float, head_dim: int) -> dict[str, Any] | None:
+def _rope_scaling(header: GGUFHeader, arch: str, theta: float, head_dim: int) -> Mapping[str, object] | None:
     tensor = header.tensors.get(ROPE_FACTORS_TENSOR)
     if tensor is not None:
         if tensor.type.name != "F32":
@@ -145,6 +145,6 @@ def _token(header: GGUFHeader, name: str) -> int | None:
 
 
 def _end_tokens(header: GGUFHeader) -> list[int]:
-    # A chat model ends a turn with eot, a tool call with eom; each ends the answer like eos does.
+    # A chat model ends its turn with eot and a tool call with eom; both end an answer, as eos does.
     tokens = (_token(header, name) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
     return [token for token in tokens if token is not None]

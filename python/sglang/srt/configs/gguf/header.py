@@ -1,8 +1,8 @@
 """The head of a GGUF file: metadata and tensor table, over one shared read-only map.
 
-Owns parsing and every bounds check; a file that opens here is complete. Opened through `gguf_parts.py`, read
-by the model config, the GGUF tokenizer and the weight reader. It must not import torch or numpy, and it never
-copies tensor data.
+Owns parsing and every bounds check: a file that opens here is complete. Opened through `gguf/parts.py`; read
+by the model config, the GGUF tokenizer and the weight reader. It must not import torch or numpy, nor copy
+tensor data.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import mmap
 import pathlib
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from sglang.srt.configs.gguf.types import GGML_TYPES, GGMLType
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -34,8 +37,9 @@ _DEEPEST_ARRAY = 8
 
 
 class GGUFTensorInfo(NamedTuple):
-    """One row of the tensor table; `shape` is row-major (rows first), `offset` counts from the start of the
-    file at `path`.
+    """One entry of the tensor table.
+
+    `shape` is row-major (rows first), `offset` counts from the start of the file at `path`.
     """
 
     name: str
@@ -54,14 +58,14 @@ class _Deferred(NamedTuple):
     position: int
 
 
-class GGUFMetadata(Mapping[str, Any]):
+class GGUFMetadata(Mapping[str, object]):
     """Metadata by key. Scalars and strings are plain values; an array becomes a list at its first read."""
 
-    def __init__(self, reader: _Reader, entries: dict[str, Any]) -> None:
+    def __init__(self, reader: _Reader, entries: dict[str, object]) -> None:
         self._reader = reader
         self._entries = entries
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         value = self._entries[key]
         if isinstance(value, _Deferred):
             value, _ = self._reader.array(value, f"metadata {key!r}")
@@ -79,8 +83,9 @@ class GGUFMetadata(Mapping[str, Any]):
 
 
 class GGUFHeader:
-    """Metadata and tensor table of one file. Opening maps the file and checks that every tensor lies inside
-    it.
+    """Metadata and tensor table of one file.
+
+    Opening maps the file and checks that every tensor lies inside it.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -102,7 +107,7 @@ class GGUFHeader:
         self._spans = {path: (self._map, self.data_start)}
 
     def join(self, part: GGUFHeader) -> None:
-        """Take over the tensors of another part of the same model; its metadata stays behind."""
+        """Take over the tensors of another part of the same model, but not its metadata."""
         for name, tensor in part.tensors.items():
             if name in self.tensors:
                 raise ValueError(
@@ -117,13 +122,13 @@ class GGUFHeader:
         """The value of `general.architecture`."""
         return str(self.require("general.architecture", str))
 
-    def require(self, key: str, kind: type | tuple[type, ...]) -> Any:
+    def require(self, key: str, kind: type[T] | tuple[type[T], ...]) -> T:
         """The value under `key`, which must be there and be of `kind`."""
         if key not in self.metadata:
             raise ValueError(f"{self.path}: the metadata has no key {key!r}, which this file needs")
         value = self.metadata[key]
         wanted = kind if isinstance(kind, tuple) else (kind,)
-        # In Python a bool is an int too; in a file it is not.
+        # In Python a bool is an int too; in a GGUF file it is not.
         if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
             names = " or ".join(one.__name__ for one in wanted)
             raise ValueError(
@@ -132,15 +137,16 @@ class GGUFHeader:
             )
         return value
 
-    def optional(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
+    def optional(self, key: str, kind: type[T] | tuple[type[T], ...], default: D) -> T | D:
         """The value under `key`, which must be of `kind`; `default` where the file has no such key."""
         return self.require(key, kind) if key in self.metadata else default
 
-    def require_list(self, key: str, kind: type) -> list[Any]:
-        """The array under `key`, which must be there, with elements of `kind` (all elements of an array are
-        of one type, so the first one tells).
+    def require_list(self, key: str, kind: type[T]) -> list[T]:
+        """The array under `key`, which must be there, with elements of `kind`.
+
+        All elements of an array are of one type, so the first one tells.
         """
-        values: list[Any] = self.require(key, list)
+        values: list[T] = self.require(key, list)
         if values and type(values[0]) is not kind:
             raise ValueError(
                 f"{self.path}: metadata {key!r} is an array of type {type(values[0]).__name__}; "
@@ -153,13 +159,13 @@ class GGUFHeader:
         return memoryview(self._spans[tensor.path][0])[tensor.offset : tensor.offset + tensor.nbytes]
 
     def prefetch(self) -> None:
-        """Ask the system to read the tensor data ahead; worth it just before all of it is used."""
+        """Ask the system to read the tensor data ahead, just before all of it is used."""
         for data, data_start in self._spans.values():
             start = data_start // mmap.PAGESIZE * mmap.PAGESIZE
             if start < len(data):
                 data.madvise(mmap.MADV_WILLNEED, start, len(data) - start)
 
-    def _read_alignment(self, entries: dict[str, Any]) -> int:
+    def _read_alignment(self, entries: dict[str, object]) -> int:
         alignment = entries.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(
@@ -207,8 +213,9 @@ class _TensorRow(NamedTuple):
 
 
 class _Reader:
-    """Reads little-endian values at positions in the map; each method gives the value and the next
-    position.
+    """Reads little-endian values at positions in the map.
+
+    Each method returns the value and the position behind it.
     """
 
     def __init__(self, path: pathlib.Path, data: mmap.mmap) -> None:
@@ -254,8 +261,8 @@ class _Reader:
                 f"{count * smallest} bytes, and the file has {self._size}"
             )
 
-    def metadata(self, position: int, count: int) -> tuple[dict[str, Any], int]:
-        entries: dict[str, Any] = {}
+    def metadata(self, position: int, count: int) -> tuple[dict[str, object], int]:
+        entries: dict[str, object] = {}
         for index in range(count):
             key, position = self.string(position, f"metadata key {index}")
             if key in entries:
@@ -280,13 +287,13 @@ class _Reader:
             rows.append(_TensorRow(name, dimensions, type_number, offset))
         return rows, position
 
-    def array(self, deferred: _Deferred, what: str) -> tuple[list[Any], int]:
-        """Decode an array whose extent was checked when it was passed over."""
+    def array(self, deferred: _Deferred, what: str) -> tuple[list[object], int]:
+        """Decode an array whose extent was checked when the metadata was read."""
         kind, count, position = deferred
         if kind == _STRING:
             return self._strings(position, count, what)
         if kind == _ARRAY:
-            rows: list[Any] = []
+            rows: list[object] = []
             for _ in range(count):
                 row, position = self._array_head(position, what)
                 values, position = self.array(row, what)
@@ -296,7 +303,7 @@ class _Reader:
         numbers = struct.unpack(f"<{count}{_SCALARS[kind]}", self._data[position:end])
         return (list(map(bool, numbers)) if kind == _BOOL else list(numbers)), end
 
-    def _value(self, kind: int, position: int, what: str) -> tuple[Any, int]:
+    def _value(self, kind: int, position: int, what: str) -> tuple[object, int]:
         if kind == _STRING:
             return self.string(position, what)
         if kind == _ARRAY:
@@ -335,7 +342,7 @@ class _Reader:
         return position + count * smallest
 
     def _skip_strings(self, position: int, count: int, what: str) -> int:
-        # Vocabularies have 50k to 260k entries and are walked at every start: no calls but one in this loop.
+        # Vocabularies have 50k to 260k entries and are walked at every start: one call an entry, no more.
         unpack, data = _U64.unpack_from, self._data
         try:
             for _ in range(count):
@@ -346,9 +353,9 @@ class _Reader:
             self._truncated(what, position)
         return position
 
-    def _strings(self, position: int, count: int, what: str) -> tuple[list[Any], int]:
+    def _strings(self, position: int, count: int, what: str) -> tuple[list[object], int]:
         unpack, data = _U64.unpack_from, self._data
-        values: list[Any] = []
+        values: list[object] = []
         try:
             for _ in range(count):
                 start = position + 8
@@ -371,8 +378,8 @@ class _Reader:
         )
 
 
-def _shown(value: Any) -> str:
-    """A value inside an error text: a vocabulary does not come back whole."""
+def _shown(value: object) -> str:
+    """A value for an error text, cut short: an array may be a whole vocabulary."""
     text = repr(value[:4] if isinstance(value, list) else value)
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -1,8 +1,8 @@
-"""GGUF models that were split over several files: which files belong together, and one header for all.
+"""GGUF models split over several files: which files belong together, and one header for all of them.
 
-Owns the names of parts (`MODEL-00001-of-00003.gguf`) and what must agree between them. Read by the model
-path, the model config, the weight reader and the tokenizer, which never see that a model has parts. The first
-part holds the metadata of the whole, the others only tensors and their own number.
+Owns the names of parts (`MODEL-00001-of-00003.gguf`) and what must agree between them. The first part holds
+the metadata of the whole, the others only tensors and their own number. The model path, the model config, the
+weight reader and the tokenizer read it and never see that a model has parts.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class PartName(NamedTuple):
 
 
 def open_gguf(path: pathlib.Path) -> GGUFHeader:
-    """The header of a model, whose tensors may lie in several files; `path` is its only file or any part.
+    """The header of a model; `path` is its only file or any of its parts.
 
-    A part is refused unless all others lie beside it and say the same.
+    A part is refused unless all others lie beside it and agree with it.
     """
     header = GGUFHeader(path)
     if not is_split(header):
@@ -59,13 +59,12 @@ def open_gguf(path: pathlib.Path) -> GGUFHeader:
 
 
 def is_split(header: GGUFHeader) -> bool:
-    """Whether this file is one of several; merging leaves a count of 0 behind."""
-    count: int = header.optional("split.count", int, 1)
-    return count > 1
+    """Whether this file is one of several; a merged file may keep a count of 0."""
+    return header.optional("split.count", int, 1) > 1
 
 
 def first_part(path: pathlib.Path) -> pathlib.Path:
-    """The file that stands for the model: its first part, where `path` is another one."""
+    """The first part of the model where `path` is another part of it, else `path` itself."""
     name = PartName.of(path)
     if name is None or name.number == 1:
         return path

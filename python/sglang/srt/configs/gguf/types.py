@@ -1,7 +1,7 @@
 """The tensor types of GGUF files: number, name, elements in a block, bytes of a block.
 
-Owns that table. Read by the header (sizes of tensors) and by the loader (which decoder a tensor needs).
-It must not decode anything; which types the loader can decode is said in `model_loader/gguf/dequant.py`.
+Read by the header (sizes of tensors) and by the loader (which decoder a tensor needs). It must not decode
+anything; which types can be decoded is said in `model_loader/gguf/dequant.py`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from sglang.srt.configs.architectures.rope_scaling import Llama3Scaling
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding, apply_rotary
 from sglang.srt.layers.rotary_embedding.llama3 import Llama3RotaryEmbedding
 
@@ -13,7 +12,7 @@ __all__ = ["Llama3RotaryEmbedding", "RotaryEmbedding", "apply_rotary", "get_rope
 
 
 def get_rope(
-    head_dim: int, theta: float, scaling: dict[str, Any] | None, dtype: torch.dtype
+    head_dim: int, theta: float, scaling: Llama3Scaling | None, dtype: torch.dtype
 ) -> RotaryEmbedding:
     """The embedding for a model's `rope_scaling` (None: plain)."""
     kind = "default" if scaling is None else scaling.get("rope_type", "default")

@@ -6,18 +6,16 @@ Built by `get_rope`. It must not read a config file: the parameters arrive check
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from sglang.srt.configs.architectures.rope_scaling import llama3_factors
+from sglang.srt.configs.architectures.rope_scaling import Llama3Scaling, llama3_factors
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):
     """Plain frequencies divided by the factor of their wave length."""
 
-    def __init__(self, head_dim: int, theta: float, dtype: torch.dtype, scaling: dict[str, Any]) -> None:
+    def __init__(self, head_dim: int, theta: float, dtype: torch.dtype, scaling: Llama3Scaling) -> None:
         self._scaling = scaling
         super().__init__(head_dim, theta, dtype)
 

@@ -1,7 +1,7 @@
 """The record: what the operator said, field by field, never written after it is built.
 
-Read by resolution, publish and the doors; everything else asks the published context. Must not open the model
-path, ask the platform or refuse a value: that is resolution's part.
+Read by resolution, publish and the entry points; everything else asks the published context. Must not open
+the model path, ask the platform or refuse a value: that is resolution's part.
 """
 
 import sys
@@ -95,7 +95,7 @@ else:
 def prepare_server_args(
     argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None
 ) -> ServerArgs:
-    """What the doors do with their arguments; `sglang serve` lets the model stand without its flag."""
+    """The record of a command line; with `positional_model` the model may come without its flag."""
     return ServerArgs.from_cli_args(argv, positional_model=positional_model, prog=prog)
 
 

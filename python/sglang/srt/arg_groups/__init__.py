@@ -1,4 +1,5 @@
 """Configuration: declared fields, the command line, one resolution pass, refusals.
 
-Read by the record, the context and the doors. Must not import the engine, torch or anything above floor 1.
+Read by the record, the context and the entry points. Must not import the engine, torch or anything above
+floor 1.
 """

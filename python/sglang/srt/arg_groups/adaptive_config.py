@@ -1,6 +1,7 @@
 """The file behind `--speculative-adaptive-config`: which draft depths may be chosen, per batch size.
 
-Read by publish (the draft bound) and by the adaptive worker. Must not cache: every publish reads it again.
+Read by publish (the draft bound) and by the adaptive worker. Must not cache: every publish reads the file
+again.
 """
 
 import json
@@ -21,9 +22,9 @@ def _steps_of(path: str, slot: str, entry: dict[str, object]) -> tuple[int, ...]
 
 
 def candidate_steps_by_batch_size(path: str | None) -> dict[int, tuple[int, ...]]:
-    """Smallest batch size of a slot -> candidate depths, ascending.
+    """Smallest batch size of a slot -> candidate depths, in ascending order of the batch size.
 
-    Keys of the file that are no numbers are defaults of every slot.
+    Keys of the file that are not numbers give defaults for every slot.
     """
     if path is None:
         return dict(DEFAULT_SLOTS)

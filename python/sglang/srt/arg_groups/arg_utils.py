@@ -1,7 +1,8 @@
 """The words a configuration field is declared with, and how a declaration is read back.
 
-Read by `fields/*` (which declare), `server_args` (record), `cli` (parser), the bags and the docs.
-Must not know any particular field, parse a command line or decide a value.
+Read by `fields/*`, which declare, and by whatever is built from the declarations: the record, the command
+line, the published namespaces, the docs. Must not know any particular field, parse a command line or decide a
+value.
 """
 
 import inspect
@@ -63,15 +64,15 @@ class Arg:
     help: str
     #: Resolution may set it when the operator did not.
     resolvable: bool = False
-    #: Option string in place of `--field-name`; None: not on the command line at all.
+    #: Option string in place of `--field-name`; None: not on the command line.
     cli: str | None = ""
     aliases: tuple[str, ...] = ()
     choices: tuple[str | int, ...] | None = None
-    #: Which values this build can run; everything else is refused at the door.
+    #: Which values this build can run; everything else is refused at the start.
     served: Served = False
     #: What to do in place of an unserved value, as the end of a sentence.
     instead: str = ""
-    #: Set when the spelling is on its way out: what to write in its place.
+    #: What to write in place of a deprecated spelling.
     deprecated: str = ""
     #: Never shown by information routes or logs.
     secret: bool = False
@@ -81,7 +82,7 @@ class Arg:
     at_least: float | None = None
     #: Largest legal number.
     at_most: float | None = None
-    #: Extra legal number below `at_least` (for instance -1 for "off").
+    #: A legal number outside these limits, for instance -1 for "off".
     or_exactly: int | None = None
 
 
@@ -104,7 +105,7 @@ class Derived(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A spelling that is no field: it sets other fields, on the command line, in YAML and as a keyword."""
+    """A setting that is no field of its own but sets other fields."""
 
     name: str
     type: type

@@ -1,6 +1,6 @@
-"""The view a resolution hook works through: reads what is decided so far, writes declarations.
+"""The view a resolution hook works through: it reads what is decided so far and declares more.
 
-Read by the hooks and by model-specific overrides. The record itself is never written.
+Used by the hooks and by model-specific overrides. Must not write the record itself.
 """
 
 from sglang.srt.arg_groups.fields import LEAVES
@@ -20,7 +20,7 @@ class ResolvingView(ResolvedView):
         super().__init__(record)
 
     def declare(self, source: str, /, **values: object) -> None:
-        """Only fields declared as resolvable: what a start may change is said in the declarations."""
+        """Decide fields beside the record; TypeError for one that is not declared as resolvable."""
         fixed = sorted(name for name in values if name in LEAVES and not LEAVES[name].arg.resolvable)
         if fixed:
             raise TypeError(f"{source} decides {', '.join(fixed)}, declared without resolvable=True")

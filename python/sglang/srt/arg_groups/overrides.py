@@ -1,7 +1,7 @@
 """What resolution decided, kept beside the record, and the rules that combine several settings.
 
-Read by hooks, publish, the doors and the published context. Must not write a record: the record keeps what
-the operator said, a declared result says what became of it and who decided.
+Read by hooks, publish, the entry points and the published context. Must not write a record: the record keeps
+what the operator said, a declared result says what became of it and who decided.
 
 A rule takes anything that answers for the fields under their bare names: a record or a view of one, resolved
 or published (`runtime_context/predicates.py`). So an answer before publish and one after it cannot differ.
@@ -121,7 +121,7 @@ def declared_provenance(record: object) -> tuple[Declared, ...]:
 
 
 def mark_resolved(record: object) -> None:
-    """Say that resolution is over for this record (or happened in the parent process)."""
+    """Say that resolution is over for this record, here or in the parent process."""
     _entry_for_writing(record_of(record)).resolved = True
 
 
@@ -149,7 +149,7 @@ def resolution_result(record: object, name: str) -> object:
 
 
 class ResolvedView(Fields):
-    """Answers each attribute by `resolution_result`; undeclared names fall through to the record."""
+    """The record as resolved: each attribute is its `resolution_result`."""
 
     __slots__ = ("_record",)
 

@@ -1,19 +1,20 @@
 """One optional provider that may raise or lower the ceiling of prefill buffers.
 
-Registered by a plug-in that pads prefill batches; asked by both tiers of `max_prefill_buffer_tokens`.
-Must not compute the default itself: that is `predicates.prefill_token_ceiling`.
+Registered by a plug-in that pads prefill batches; asked by `max_prefill_buffer_tokens`, which computes the
+default.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 #: (the record, the default ceiling) -> the ceiling to use.
-CeilingProvider = Callable[[object, int], int]
+CeilingProvider = Callable[[Any, int], int]
 
 _prefill_buffer_ceiling_fn: CeilingProvider | None = None
 
 
 def register_prefill_buffer_ceiling(provider: CeilingProvider) -> CeilingProvider:
-    """Install the provider; the same one again is fine, another one is refused. Usable as a decorator."""
+    """Install the provider, also as a decorator; the same one again is fine, another one is refused."""
     global _prefill_buffer_ceiling_fn
     if _prefill_buffer_ceiling_fn is not None and _prefill_buffer_ceiling_fn is not provider:
         raise RuntimeError(

@@ -19,12 +19,12 @@ def public_values(record: object) -> dict[str, object]:
     }
 
 
-#: What may differ between the machines of one deployment: facts of a machine, and what only the server reads.
+#: What may differ between the machines of one deployment; ranks do not read it, or it names their machine.
 PER_MACHINE = frozenset({"node_rank", "host", "port", "random_seed", "log_level"})
 
 
 def common_values(record: object) -> dict[str, object]:
-    """What all ranks of a world must have in common, whichever machine they run on."""
+    """The settings that must be the same for all ranks, whichever machine they run on."""
     return {name: value for name, value in public_values(record).items() if name not in PER_MACHINE}
 
 

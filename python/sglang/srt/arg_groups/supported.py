@@ -1,7 +1,7 @@
 """Refuses what is declared but not served by this build, before the first process starts.
 
-Read by the doors, after resolution. The only list is `Arg(served=...)` in the declarations; must not keep
-another.
+Called by the entry points, after resolution. What is served stands in the declarations (`Arg(served=...)`);
+must not keep a list of its own.
 """
 
 from sglang.srt.arg_groups.arg_utils import Leaf
@@ -10,7 +10,7 @@ from sglang.srt.arg_groups.overrides import record_of, resolution_result
 
 
 def is_served(leaf: Leaf, value: object) -> bool:
-    """The default always is: it is what the engine does when nobody says anything."""
+    """Whether this build runs the value; it always runs the default."""
     served = leaf.arg.served
     if served is True or (not leaf.required and value == leaf.default):
         return True
@@ -21,7 +21,7 @@ def is_served(leaf: Leaf, value: object) -> bool:
 
 
 def refusal(leaf: Leaf, value: object) -> str | None:
-    """One sentence: the flag, the value, what to do instead; None when the value is served."""
+    """A sentence with the flag, the value and what to do instead; None when the value is served."""
     if is_served(leaf, value):
         return None
     name = leaf.flag or leaf.name
@@ -31,7 +31,7 @@ def refusal(leaf: Leaf, value: object) -> str | None:
 
 
 def refuse_unserved(record: object) -> None:
-    """ValueError naming every setting of the resolved record that this build would have to ignore."""
+    """ValueError that names every setting of the resolved record which this build does not serve."""
     record = record_of(record)
     found = [refusal(leaf, resolution_result(record, name)) for name, leaf in LEAVES.items()]
     sentences = [sentence for sentence in found if sentence]

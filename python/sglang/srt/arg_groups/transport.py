@@ -1,7 +1,7 @@
 """A record and what was declared beside it, as bytes for a child process.
 
-Read by the doors (pack) and by rank processes (unpack). msgpack only; raw attributes that tests seed do not
-travel, and neither do secrets: the server's doors ask for them, a rank never does.
+Packed by the entry points, unpacked by rank processes. Raw attributes that tests seed are not packed, and
+neither are secrets: only the server asks for a key, a rank never does.
 """
 
 from typing import TypeVar
@@ -23,6 +23,7 @@ _PACKED = [name for name, leaf in LEAVES.items() if not leaf.arg.secret]
 
 
 def pack_configuration(record: object) -> bytes:
+    """The record, its declared results and whether it is resolved, as msgpack."""
     record = record_of(record)
     declared = [
         (item.name, item.value, item.source) for item in declared_provenance(record) if item.name in _PACKED

@@ -1,7 +1,7 @@
 """Names an operator may choose from, as plain tuples.
 
-Read by the field declarations; each registry that implements such names asserts at import that it matches.
-Must not import an implementation: parsing a command line stays free of the engine.
+Read by the field declarations and by the registries that implement such names. Must not import an
+implementation: parsing a command line stays free of the engine.
 """
 
 from typing import Final

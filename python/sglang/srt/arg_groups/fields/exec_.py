@@ -1,7 +1,7 @@
 """Declared fields of execution: kernels, graphs, experts, communication and the rest below `exec`.
 
-Read through `get_exec()` and its sub-namespaces. Declarations only; the two mamba answers that follow from
-other fields are declared beside them as `Derived`.
+Read through `get_exec()` and its sub-namespaces. Declarations only, with the two mamba switches that follow
+from other fields.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""Declared placement: the widths an operator sets, and the quotients that follow from them.
+"""Declared placement: the widths an operator sets, and the widths that follow from them.
 
-Read through `get_parallel()`. Annotated names are leaves of the record; `Derived` names never are.
-`INPUTS` holds the spellings that set other leaves. The arithmetic of the quotients lives in
-`runtime_context/widths.py`, except for what resolution asks as well: how `dp_size` counts.
+Read through `get_parallel()`. Annotated names are leaves of the record; `Derived` names never are. `INPUTS`
+holds the settings that set other leaves. The arithmetic is in `runtime_context/widths.py`, except for what
+resolution asks as well: how `dp_size` counts.
 """
 
 from collections.abc import Mapping
@@ -119,8 +119,8 @@ class Parallel(Namespace, ns=NS("parallel")):
     enable_dp_lm_head: A[
         bool,
         Arg(
-            help="Cut the head over attention-TP under attention data parallelism: replicas score their rows "
-            "without each other, and each holds a whole head.",
+            help="Cut the head over attention-TP under attention data parallelism: each replica "
+            "computes the logits of its own requests and holds a whole head.",
             resolvable=True,
             served=True,
         ),
@@ -135,7 +135,7 @@ class Parallel(Namespace, ns=NS("parallel")):
         int, Arg(help="World rank of the first joiner of an elastic scale-up.", at_least=0, instead=_ELASTIC)
     ] = 0
     max_ep_size: A[
-        int | None, Arg(help="Room of the world for elastic scale-ups.", at_least=1, instead=_ELASTIC)
+        int | None, Arg(help="Most ranks that elastic scale-ups may reach.", at_least=1, instead=_ELASTIC)
     ] = None
     nnodes: A[int, Arg(help="Machines that one world of ranks spans.", at_least=1, served=True)] = 1
     node_rank: A[
@@ -179,7 +179,7 @@ class Parallel(Namespace, ns=NS("parallel")):
         ),
     ] = None
 
-    # What the leaves decide. Not annotated: never in the record.
+    # What follows from the leaves. Not annotated, so never in the record.
     attn_dp_size = Derived[int](
         "Attention data-parallel replicas inside the tensor group.", ("enable_dp_attention", "dp_size")
     )

@@ -88,10 +88,10 @@ class Schedule(Namespace, ns=NS("schedule")):
         bool, Arg(help="Do not overlap scheduling with the forward.", resolvable=True, served=(True,))
     ] = False
     num_continuous_decode_steps: A[
-        int, Arg(help="Decode steps between two scheduling turns.", at_least=1)
+        int, Arg(help="Decode steps run before the scheduler looks for new work.", at_least=1)
     ] = 1
-    scheduler_recv_interval: A[int, Arg(help="Look for requests every N turns.", at_least=1)] = 1
-    enable_mixed_chunk: A[bool, Arg(help="Put decode rows into prefill batches.")] = False
+    scheduler_recv_interval: A[int, Arg(help="Look for new requests every N steps.", at_least=1)] = 1
+    enable_mixed_chunk: A[bool, Arg(help="Put decoding requests into prefill batches.")] = False
     prefill_decode_interval: A[int | None, Arg(help="Decode rounds between two prefill batches.")] = None
     enable_prefill_delayer: A[
         bool,
@@ -101,7 +101,7 @@ class Schedule(Namespace, ns=NS("schedule")):
         ),
     ] = False
     prefill_delayer_max_delay_passes: A[
-        int, Arg(help="Turns for which prompts are held back at most.", served=True, at_least=0)
+        int, Arg(help="Most scheduler steps for which prompts are held back.", served=True, at_least=0)
     ] = 30
     prefill_delayer_token_usage_low_watermark: A[
         float | None,

@@ -1,6 +1,6 @@
 """Chooses the device when the operator did not.
 
-Asks the platform; a device that this build does not serve is never chosen, only ever asked for.
+Asks the platform. A device that this build does not serve is never chosen.
 """
 
 from sglang.srt.arg_groups.fields import LEAVES

@@ -7,12 +7,12 @@ from sglang.srt.arg_groups.model_override_base import ResolvingView
 from sglang.srt.platforms import cpu_has_bf16
 
 #: Other spellings that `--dtype` accepts.
-_SAME = {"half": "float16", "float": "float32"}
+_SYNONYMS = {"half": "float16", "float": "float32"}
 
 
 def resolve_dtype(view: ResolvingView) -> None:
     asked = view.dtype
-    dtype = _SAME.get(asked, asked)
+    dtype = _SYNONYMS.get(asked, asked)
     if view.enable_deterministic_inference:
         if dtype not in ("auto", "float32"):
             raise ValueError(

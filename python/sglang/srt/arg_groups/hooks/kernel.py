@@ -1,6 +1,6 @@
-"""Chooses kernels where the operator did not, and says which switches are on by nature.
+"""Chooses kernels where the operator did not, and declares the switches that are always on in this build.
 
-Reads the device. What it fills in is what runs: a switch that asks for it is then accepted.
+What it declares is what runs, so a switch that asks for it is then accepted.
 """
 
 from sglang.srt.arg_groups.model_override_base import ResolvingView
@@ -15,5 +15,5 @@ def resolve_kernels(view: ResolvingView) -> None:
     )
     if view.cuda_graph_config is None:
         view.fill("kernel_hook", cuda_graph_backend_decode="disabled", cuda_graph_backend_prefill="disabled")
-    # One rank has nothing to reduce, and gloo has one way only.
+    # One rank has nothing to reduce, and gloo has only one all-reduce.
     view.declare("kernel_hook", disable_custom_all_reduce=True)

@@ -1,7 +1,7 @@
-"""Opens the model's own config once and takes from it what the operator left open.
+"""Reads the model's own config once and fills in what the operator left open.
 
 Decides the context length and where the tokenizer is, and refuses a layout that the model is too small for.
-Must not read a weight.
+Must not read weights.
 """
 
 from sglang.srt.arg_groups.arg_utils import Leaf
@@ -14,7 +14,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 
 def _refuse_early(view: ResolvingView, *names: str) -> None:
-    """What this build cannot do with the model files is said before the files are looked at."""
+    """Refuse unserved ways to load a model before its files are looked at."""
     leaves: list[Leaf] = [LEAVES[name] for name in names]
     sentences = [refusal(leaf, getattr(view, leaf.name)) for leaf in leaves]
     found = [sentence for sentence in sentences if sentence]
@@ -23,7 +23,7 @@ def _refuse_early(view: ResolvingView, *names: str) -> None:
 
 
 def _check_sampling_defaults(view: ResolvingView, config: ModelConfig) -> None:
-    """They fill what each request leaves out; a wrong one would refuse every request instead of the start."""
+    """Check the model's own defaults now: a wrong one would make every request fail instead of the start."""
     if view.sampling_defaults != "model":
         return
     try:
@@ -36,8 +36,9 @@ def _check_sampling_defaults(view: ResolvingView, config: ModelConfig) -> None:
 
 
 def _check_attention_width(view: ResolvingView, config: ModelConfig) -> None:
-    """Heads that do not divide are padded, which costs some memory; a rank that could never hold a query
-    head, however they are dealt out, would only cost.
+    """Refuse more attention-TP ranks than query heads.
+
+    Heads that do not divide evenly are padded, but a rank without any head would only cost memory.
     """
     attn_dp = attn_dp_size_of(view.enable_dp_attention, view.dp_size)
     parts, heads = attn_dp * view.attn_cp_size, config.num_heads

@@ -1,7 +1,7 @@
 """Refuses a layout whose widths do not fit together, with the rule and the numbers.
 
-Run before a model file is opened. The arithmetic of quotients and ranks is the context's; only divisibility
-is checked here, so that the operator reads flags and not names of quotients.
+Runs before a model file is opened. The arithmetic of widths and ranks is the context's; here only
+divisibility is checked, so that errors name the flags and not what follows from them.
 """
 
 import logging
@@ -11,9 +11,8 @@ from sglang.srt.arg_groups.model_override_base import ResolvingView
 
 logger = logging.getLogger(__name__)
 
-#: The highest port there is.
 _LAST_PORT = 65535
-#: Good for listening only.
+#: Addresses one can listen on but not connect to.
 _EVERY_ADDRESS = ("0.0.0.0", "::", "*")
 
 
@@ -94,7 +93,7 @@ def _check_machines(view: ResolvingView) -> None:
 
 
 def check_meeting_place(view: ResolvingView) -> None:
-    """What a start needs beside a layout that fits: one place where the ranks meet."""
+    """Check that the ranks of all machines have one address where they meet."""
     if view.use_ray and (view.node_rank or view.dist_init_addr or view.nccl_port):
         raise ValueError(
             "--use-ray chooses the machines and the place where ranks meet; leave --node-rank, "
@@ -130,7 +129,7 @@ def split_address(address: str) -> tuple[str, int]:
     """`"host:port"` or `"[v6]:port"` -> its parts."""
     written, colon, port = address.rpartition(":")
     host = written.removeprefix("[").removesuffix("]")
-    # Without brackets nobody can tell the port from the last part of an IPv6 address.
+    # Without brackets the port cannot be told from the last part of an IPv6 address.
     bare = ":" in host and written != f"[{host}]"
     if (
         bare

@@ -1,7 +1,7 @@
-"""The one resolution pass: an ordered list of small hooks, run once at a door.
+"""The one resolution pass: an ordered list of small hooks, run once before the first process starts.
 
-Read by the doors (`launch_server`, `Engine`). A child process does not resolve again: it is handed the
-record and what was declared beside it. Must not hold a rule of its own.
+Called by the entry points (`launch_server`, `Engine`). A child process does not resolve again: it is handed
+the record and what was declared beside it. Must not hold a rule of its own.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from sglang.srt.arg_groups.overrides import (
 
 Hook = Callable[[ResolvingView], None]
 
-#: What needs only the record, so that a wrong layout is refused before a model file is opened.
+#: Hooks that need only the record: a wrong layout is refused before a model file is opened.
 LAYOUT_HOOKS: tuple[Hook, ...] = (check_values, resolve_parallel)
 
 #: Order matters: each hook may read what the ones above it decided.
@@ -57,7 +57,7 @@ def resolve(record: object) -> None:
 
 
 def resolve_layout(record: object) -> None:
-    """Decide and check only what places the ranks: no model, no device. For the placement printer."""
+    """Decide and check only what places the ranks, without a model or a device; for `placement`."""
     _run(LAYOUT_HOOKS, record_of(record))
 
 

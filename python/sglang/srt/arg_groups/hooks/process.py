@@ -1,7 +1,4 @@
-"""Draws what must be the same in every process of a deployment: the seed.
-
-Run last, at the door, once: children are handed the result.
-"""
+"""Draws the seed, once for all processes of a deployment: child processes are handed the result."""
 
 from secrets import randbelow
 

@@ -28,5 +28,5 @@ def resolve_schedule(view: ResolvingView) -> None:
         page_size=1,
         max_running_requests=default_max_running_requests(context_length, view.max_total_tokens),
     )
-    # Only the plain loop exists, and an idle loop waits on its sockets.
+    # There is only the plain scheduler loop, and it waits on its sockets when it has nothing to do.
     view.declare("schedule_hook", disable_overlap_schedule=True, sleep_on_idle=True)

@@ -1,6 +1,6 @@
-"""Fills the names the server shows and checks what its start would trip over.
+"""Fills in the served model name and checks keys, certificates and paths before the server starts.
 
-Reads the model path. Must not open a socket.
+Must not open a socket.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ def _check_pair(key: str, certificate: str) -> None:
     import ssl  # kept out of start-up: most servers have no certificate
 
     try:
-        # A password would be asked for on the terminal, where a server has nobody to answer.
+        # Without a password given here, an encrypted key would be asked about on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except OSError as error:
         raise ValueError(
@@ -38,7 +38,7 @@ def _check_pair(key: str, certificate: str) -> None:
 
 
 def _check_keys(view: ResolvingView) -> None:
-    """An empty key would look like protection and ask for nothing."""
+    """Refuse an empty key: it would look like protection and protect nothing."""
     for flag, key in (("--api-key", view.api_key), ("--admin-api-key", view.admin_api_key)):
         if key is not None and not key.strip():
             raise ValueError(f"{flag} is empty; give a key or leave the flag out")

@@ -1,6 +1,6 @@
-"""Checks each value against the type and the limits in its own declaration.
+"""Checks each value against the type and the limits in its declaration.
 
-Run first, so that every later hook may count on them. Decides nothing.
+Runs first, so that every later hook may rely on them. Decides nothing.
 """
 
 import math
@@ -12,12 +12,12 @@ from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.model_override_base import ResolvingView
 from sglang.srt.configs.utf8 import escaped
 
-#: What the message to a child process can carry.
+#: The largest number that msgpack carries to a child process.
 _LARGEST = 2**63 - 1
 
 
 def limits_in_words(leaf: Leaf) -> str:
-    """The declared range of a number, for errors and for the docs page; empty without one."""
+    """The declared range of a number, for errors and for the docs; empty without one."""
     arg = leaf.arg
     words = [f"at least {arg.at_least}"] if arg.at_least is not None else []
     words += [f"at most {arg.at_most}"] if arg.at_most is not None else []
@@ -26,7 +26,7 @@ def limits_in_words(leaf: Leaf) -> str:
 
 
 def _not_utf8(leaf: Leaf, value: object) -> str | None:
-    """A sentence when the message to a child process cannot carry a text or a part of the value."""
+    """A sentence when the value holds text that cannot be sent to a child process, else None."""
     try:
         msgspec.msgpack.encode(value)
     except UnicodeEncodeError as error:
@@ -35,7 +35,7 @@ def _not_utf8(leaf: Leaf, value: object) -> str | None:
             f"{leaf.flag or leaf.name}{shown} is not UTF-8; write it in UTF-8 (a file or folder: rename it, "
             "or give a link to it)"
         )
-    except (TypeError, OverflowError):  # the checks below have the words for these
+    except (TypeError, OverflowError):  # the checks in `violation` say what is wrong
         return None
     return None
 
@@ -48,7 +48,7 @@ def violation(leaf: Leaf, value: object) -> str | None:
     if sentence := _not_utf8(leaf, value):
         return sentence
     try:
-        # Command line, file and keywords convert; a record that a program built itself comes here unseen.
+        # Command line, file and keywords are converted; a record that a program built is checked only here.
         msgspec.convert(value, leaf.type)
     except msgspec.ValidationError as error:
         return f"{leaf.flag or leaf.name} got {value!r}: {error}"

@@ -1,7 +1,7 @@
 """The command line, generated from the declared fields.
 
-Read by the doors through `server_args.prepare_server_args`. Must not know a field by name, except that the
-model may also be given without a flag.
+Used by the entry points through `server_args.prepare_server_args`. Must not know a field by name, except that
+the model may also be given without a flag.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _CONFIG_FLAG = "--config"
 
 
 def _typed(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """argparse shows an ArgumentTypeError's own words, and only the type's name for a ValueError."""
+    """`parse` for argparse, which shows the text of an ArgumentTypeError but not that of a ValueError."""
 
     def read(text: str) -> object:
         try:
@@ -31,7 +31,7 @@ def _typed(parse: Callable[[str], object]) -> Callable[[str], object]:
 
 
 class _Once(argparse.Action):
-    """A file that is named twice would leave the reader guessing which one counts."""
+    """Refuses a second `--config`: nothing would say which of the two files counts."""
 
     def __call__(
         self,
@@ -96,7 +96,7 @@ def _add_input(group: argparse._ArgumentGroup, item: Input) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the nearest flags when one is unknown; keeps two hundred flags of usage out of every error."""
+    """Names the nearest flags when one is unknown, and leaves the usage of all flags out of errors."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists every flag\n")
@@ -135,9 +135,9 @@ def build_parser(prog: str | None = None) -> argparse.ArgumentParser:
 def parse_command_line(
     argv: Sequence[str], *, positional_model: bool = False, prog: str | None = None, complete: bool = True
 ) -> dict[str, Any]:
-    """Record fields stated by a command line and its --config file; exit code 2 on what it cannot take.
+    """The fields that a command line and its --config file state; exits with code 2 on a mistake.
 
-    `complete=False` is for a tool that starts nothing: what a server must be told may be left out.
+    `complete=False` is for tools that start no server: required settings may be left out.
     """
     parser = build_parser(prog)
     namespace, extras = parser.parse_known_args(list(argv))

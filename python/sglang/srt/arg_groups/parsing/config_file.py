@@ -1,6 +1,6 @@
 """`--config file.yaml`: the same settings as the command line, one key each.
 
-Read by the parser only. Must not expand or resolve anything: it hands back what the file states.
+Used by the command line only. Must not expand or resolve anything: it returns what the file states.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ def read_config_file(path: str) -> dict[str, object]:
         return {}
     if not isinstance(parsed, dict):
         raise ValueError(f"--config {path} must hold `setting: value` lines, found a {type(parsed).__name__}")
-    # YAML takes the last of two equal keys, silently.
+    # The YAML library silently takes the last of two equal keys.
     keys = [key.value for key, _ in root.value] if root else []
     twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
     if twice:

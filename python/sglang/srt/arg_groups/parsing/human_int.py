@@ -1,6 +1,6 @@
 """Whole numbers as people write them: 4096, 4k, 25.6k, 1M, 4Ki, 1Mi.
 
-Read by the parser for the fields that say so. Case matters: k is 1000, Ki is 1024.
+Used for the fields declared with `human_int=True`. Case matters: k is 1000, Ki is 1024.
 """
 
 from decimal import Decimal, InvalidOperation

@@ -1,6 +1,6 @@
-"""Every way to write a setting down, and how stated settings become field values.
+"""Every accepted name of a setting, and how stated settings become field values.
 
-Read by the command line, the YAML file and keyword construction, so that all three accept the same names.
+Used by the command line, the YAML file and keyword construction, so that all three accept the same names.
 Must not decide a value that nobody stated: that is resolution.
 """
 
@@ -18,7 +18,7 @@ from sglang.srt.arg_groups.parsing.human_int import parse_human_int
 
 
 def _index() -> dict[str, Leaf | Input]:
-    """Option string -> what it sets. A spelling that two declarations claim is a mistake of ours."""
+    """Option string -> what it sets; TypeError where two declarations claim the same one."""
     table: dict[str, Leaf | Input] = {}
     targets: list[Leaf | Input] = [*LEAVES.values(), *INPUTS.values()]
     for target in targets:
@@ -29,7 +29,7 @@ def _index() -> dict[str, Leaf | Input]:
     return table
 
 
-#: `--tp-size`, `--tensor-parallel-size`, `--tp` -> the leaf `tp_size`; and so on.
+#: `--tp-size`, `--tensor-parallel-size` and `--tp` -> the leaf `tp_size`, and so on.
 SPELLINGS: dict[str, Leaf | Input] = _index()
 
 
@@ -43,7 +43,7 @@ def flag_of(key: str) -> str:
 
 
 def target_of(key: str, where: str) -> Leaf | Input:
-    """What `tp_size`, `tp-size` or `tp` names; ValueError with the nearest names otherwise."""
+    """The setting that `tp_size`, `tp-size` or `tp` names; ValueError with the nearest names otherwise."""
     if key in LEAVES:
         return LEAVES[key]
     found = SPELLINGS.get(flag_of(key))
@@ -65,7 +65,7 @@ def parse_json(text: str, tp: Any) -> object:
 
 
 def convert(target: Leaf | Input, value: object, where: str) -> object:
-    """A value from YAML or a keyword, as the declared type; ValueError names field, rule and value."""
+    """A value from YAML or a keyword as the declared type; ValueError names the setting and the rule."""
     tp = target.type
     if isinstance(target, Leaf):
         inner, _ = strip_optional(tp)
@@ -78,7 +78,7 @@ def convert(target: Leaf | Input, value: object, where: str) -> object:
             raise ValueError(f"{where}: {display(target)}: {error}") from error
         if inner is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
-        # A field that holds JSON as text (json_model_override_args) may be given as the object it stands for.
+        # A field that holds JSON as text (json_model_override_args) may also be given as the object itself.
         if inner is str and target.default == "{}" and isinstance(value, Mapping):
             return json.dumps(value)
     try:
@@ -101,7 +101,7 @@ def stated_from(mapping: Mapping[str, object], where: str) -> dict[str, object]:
 
 
 def deprecations(stated: Mapping[str, object]) -> list[str]:
-    """A sentence for each stated setting that has a better spelling; the door says it in its own way."""
+    """A sentence for each stated setting that has a newer spelling, to be printed or warned of."""
     sentences: list[str] = []
     for name, value in stated.items():
         target = INPUTS.get(name) or LEAVES[name]
@@ -112,7 +112,7 @@ def deprecations(stated: Mapping[str, object]) -> list[str]:
 
 
 def fields_from(stated: Mapping[str, object]) -> dict[str, Any]:
-    """Settings by declared name -> record fields: inputs are expanded into the fields they set."""
+    """Settings by declared name -> fields of the record, inputs expanded into the fields they set."""
     fields = {name: value for name, value in stated.items() if name in LEAVES}
     for name, value in stated.items():
         if name in INPUTS:

@@ -1,7 +1,7 @@
-"""Process environment: every variable the engine reads, declared once.
+"""The environment variables that the engine reads, declared once.
 
-Read by any floor through `envs.NAME.get()`; the value is looked up at the moment of the call.
-Must not cache, must not import anything of ours, and nothing else may read the process environment.
+Read by any floor through `envs.NAME.get()`, which looks the value up at each call. Must not cache or import
+anything of ours; nothing else may read the process environment.
 """
 
 import os
@@ -41,7 +41,7 @@ class EnvVar(Generic[T]):
         self._parse = parse
         self.default = default
         self.doc = doc
-        #: Another library reads it as well and knows more spellings than we do.
+        #: Another library reads it too and accepts values that we do not.
         self.foreign = foreign
         self.name = ""
 
@@ -64,7 +64,7 @@ class EnvVar(Generic[T]):
         return self.name in os.environ
 
     def set(self, value: T | None) -> None:
-        """Write it for this process and the children it starts; None removes it."""
+        """Set it for this process and its children; None removes it."""
         if value is None:
             os.environ.pop(self.name, None)
         elif isinstance(value, bool):
@@ -74,7 +74,7 @@ class EnvVar(Generic[T]):
 
     @contextmanager
     def override(self, value: T | None) -> Iterator[None]:
-        """State another value for the length of a block (tests, child start)."""
+        """Set another value for the length of a block."""
         before = os.environ.get(self.name)
         self.set(value)
         try:
@@ -127,7 +127,7 @@ def _str(doc: str) -> EnvVar[str | None]:
 
 
 class Envs:
-    """The whole list. Units are in the doc line; a variable absent here is never read."""
+    """The whole list; a variable that is not here is never read."""
 
     # Health and life-cycle
     SGLANG_HEALTH_CHECK_TIMEOUT = _int(
@@ -188,8 +188,9 @@ class Envs:
         return {name: value for name, value in vars(cls).items() if isinstance(value, EnvVar)}
 
     def check(self) -> None:
-        """`ValueError` for every value that is not understood: a wrong one would otherwise fail where it is
-        first needed, which may be the end of a server.
+        """Raise `ValueError` for every value that is not understood.
+
+        A wrong one would otherwise fail where it is first needed, which may be in the middle of serving.
         """
         sentences = []
         for variable in self.declared().values():
@@ -206,5 +207,5 @@ envs = Envs()
 
 
 def child_environment(**defaults: str) -> dict[str, str]:
-    """The environment for a process we start: ours, plus `defaults` for what the user left unset."""
+    """The environment of a child process: ours, with `defaults` for what is not set."""
     return {**defaults, **os.environ}

@@ -1,7 +1,7 @@
-"""What machine is this: devices and CPU features, asked without loading torch.
+"""What this machine has: devices, CPU features and memory, found without loading torch.
 
-Read by resolution, loaders and layers (`is_cuda()`, `cpu_has_bf16()`).
-Must not import torch at the top and must not import anything under `srt/utils`.
+Read by resolution, loaders and layers (`is_cuda()`, `cpu_has_bf16()`). Must not import torch, nor anything
+under `srt/utils`.
 """
 
 from sglang.srt.platforms.base import is_cpu_only, is_cuda, is_hip, is_npu, is_xpu

@@ -1,7 +1,7 @@
-"""Which accelerator is here, answered with torch if it is loaded and from the system otherwise.
+"""Which accelerator this machine has, answered by torch if it is loaded and from the system otherwise.
 
-Read by resolution and by anything that chooses kernels. Must not import torch: a process that has not
-loaded it (the server) must be able to ask, so the answer then comes from device files and torch's metadata.
+Read by resolution and by whatever chooses kernels. Must not import torch: the server process never loads it,
+so there the answer comes from device files and from the version of the installed torch.
 """
 
 import sys
@@ -18,7 +18,7 @@ def _torch() -> ModuleType | None:
 
 
 def _build_suffix() -> str:
-    """Local part of the installed torch version ("cpu", "cu130", "rocm7.1"), without importing torch."""
+    """The local part of the installed torch's version ("cpu", "cu130", "rocm7.1"), without importing it."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -33,7 +33,7 @@ def _build_suffix() -> str:
 
 
 def is_cuda() -> bool:
-    """A CUDA build of torch and an NVIDIA driver: both are needed to run there."""
+    """Whether torch is a CUDA build and an NVIDIA driver is there."""
     torch = _torch()
     if torch is not None:
         return bool(torch.version.cuda) and bool(torch.cuda.is_available())

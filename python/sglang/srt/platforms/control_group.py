@@ -1,8 +1,8 @@
-"""How much memory the control groups of this process still leave it, whichever version mounts them.
+"""How much memory the control groups of this process still leave it, in either version of the interface.
 
-Read by `platforms/cpu.py`. A limit may stand at any level between the own group and the root of the mount,
-and the tightest one stops the process, so every level is asked. What the kernel would give back by itself
-(clean file pages and caches of its own) is not counted as used. Must not import torch.
+Read by `platforms/cpu.py`. A limit may be set at any level between the process's own group and the root of
+the mount, and the tightest one ends the process, so every level is read. What the kernel would free by itself
+(clean file pages and caches of its own) is not counted as used.
 """
 
 import re
@@ -14,20 +14,21 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class _Version(NamedTuple):
-    """The files and words of one version of the interface."""
+    """The file and field names of one version of the interface."""
 
     limits: tuple[str, ...]
     usage: str
     default_mount: str
-    #: Rows of memory.stat: file pages that must go to a disk first, and caches of the kernel's own. v1 has a
-    #: `total_` form of each, which counts the groups inside as the usage does.
+    #: Fields of memory.stat: file pages that must be written to a disk first, and caches of the kernel's own.
+    #: v1 has a `total_` form of each, which counts the groups inside as the usage does.
     unwritten: tuple[str, ...]
     caches: tuple[str, ...] = ()
-    #: A row of memory.stat that repeats the tightest limit above, also one that no mount here shows.
+    #: The field of memory.stat that repeats the tightest limit of the groups around, also of those not
+    #: mounted here.
     inherited: str = ""
 
 
-# memory.high ends nobody, but above it a new page waits until another is given back: no room to plan with.
+# memory.high ends no process, but above it each new page waits for another to be freed: no room to plan with.
 _V2 = _Version(
     limits=("memory.max", "memory.high"),
     usage="memory.current",
@@ -45,9 +46,9 @@ _V1 = _Version(
 
 
 def memory_room(root: Path = Path("/")) -> int | None:
-    """Bytes left under the tightest limit of the groups that hold this process; None where none is told.
+    """Bytes left under the tightest limit of the groups of this process; None without a limit.
 
-    `root` is the folder that holds `proc` and `sys`. What cannot be read limits nothing.
+    `root` is the folder that holds `proc` and `sys`. A file that cannot be read sets no limit.
     """
     rooms = [
         room
@@ -59,7 +60,7 @@ def memory_room(root: Path = Path("/")) -> int | None:
 
 
 def _own_groups(text: str) -> list[tuple[_Version, str]]:
-    """The group of this process in each hierarchy that may count memory; a hybrid machine has two."""
+    """The group of this process in each hierarchy that may limit memory; a hybrid machine has two."""
     groups = []
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -68,15 +69,15 @@ def _own_groups(text: str) -> list[tuple[_Version, str]]:
             groups.append((_V2, group))
         elif "memory" in controllers.split(","):
             groups.append((_V1, group))
-    # Where the list is hidden, the roots of both mounts may still be read.
+    # Where the list cannot be read, the roots of both mounts may still be.
     return groups or [(_V2, "/"), (_V1, "/")]
 
 
 def _levels(root: Path, version: _Version, group: str) -> Iterator[Path]:
-    """The folders of a group and of all groups around it, up to the root of the mount that shows them.
+    """The folders of a group and of all groups around it, up to the root of the mount.
 
-    A mount that does not show the group (a container that sees its group's name on the host, or a process
-    outside its own namespace) can only be asked at its root.
+    A mount may not contain the group: a container may be told its group's name on the host, or the process
+    may be outside its own namespace. Then only the root of the mount is read.
     """
     mounts = list(_mounts(_text(root / "proc/self/mountinfo"), version))
     shown = [(folder, inner) for folder, top in mounts if (inner := _inside(group, top)) is not None]
@@ -91,7 +92,7 @@ def _levels(root: Path, version: _Version, group: str) -> Iterator[Path]:
 
 
 def _mounts(text: str, version: _Version) -> Iterator[tuple[str, str]]:
-    """(folder relative to the root, the group that it shows there) of each mount of this hierarchy."""
+    """(folder relative to the root, group mounted there) of each mount of this hierarchy."""
     for line in text.splitlines():
         mount, _, source = line.partition(" - ")
         fields, kind = mount.split(), source.split()
@@ -103,7 +104,7 @@ def _mounts(text: str, version: _Version) -> Iterator[tuple[str, str]]:
 
 
 def _inside(group: str, top: str) -> PurePosixPath | None:
-    """The path from group `top` down to `group`; None if it does not lie inside, or nobody can tell."""
+    """The path from group `top` down to `group`; None if it does not lie inside."""
     path = PurePosixPath(group)
     if ".." in path.parts or not path.is_relative_to(top):
         return None
@@ -111,7 +112,7 @@ def _inside(group: str, top: str) -> PurePosixPath | None:
 
 
 def _room(folder: Path, version: _Version) -> int | None:
-    """Limit less what is really held, of one level; None where it sets no limit."""
+    """Limit of one level minus what is used there; None where it sets no limit."""
     stat = _statistics(_text(folder / "memory.stat"))
     limits = [_number(_text(folder / name)) for name in version.limits]
     limits.append(stat.get(version.inherited))
@@ -119,33 +120,33 @@ def _room(folder: Path, version: _Version) -> int | None:
     if not known:
         return None
     used = _number(_text(folder / version.usage)) or 0
-    return max(0, min(known) - max(0, used - _given_back(stat, version)))
+    return max(0, min(known) - max(0, used - _reclaimable(stat, version)))
 
 
-def _given_back(stat: dict[str, int], version: _Version) -> int:
+def _reclaimable(stat: dict[str, int], version: _Version) -> int:
     """What the kernel frees when memory gets short, without writing anything to a disk first."""
 
-    def rows(*names: str) -> int:
+    def total(*names: str) -> int:
         return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
 
-    # These two lists hold neither shared memory nor locked pages; nobody gets those back.
-    clean = max(0, rows("inactive_file", "active_file") - rows(*version.unwritten))
-    return clean + rows(*version.caches)
+    # These two lists hold neither shared memory nor locked pages, which are never freed.
+    clean = max(0, total("inactive_file", "active_file") - total(*version.unwritten))
+    return clean + total(*version.caches)
 
 
 def _statistics(text: str) -> dict[str, int]:
-    rows = (line.split() for line in text.splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+    fields = (line.split() for line in text.splitlines())
+    return {field[0]: int(field[1]) for field in fields if len(field) == 2 and field[1].isdecimal()}
 
 
 def _number(text: str) -> int | None:
-    """The value of a file; None for "max" and for what is no number."""
+    """The number in a file; None for "max" and for anything else."""
     text = text.strip()
     return int(text) if text.isdecimal() else None
 
 
 def _text(path: Path) -> str:
-    """The text of a file; nothing where it is missing or not for us to read."""
+    """The text of a file; empty where it is missing or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

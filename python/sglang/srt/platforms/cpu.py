@@ -1,7 +1,7 @@
-"""Facts about the host processor and its memory, read from /proc and /sys.
+"""Facts about the host's processor and memory, from /proc and /sys.
 
-Read by resolution (dtype, pool size) and by the CPU kernels' level choice.
-Must not import torch: the server process asks these before any rank exists.
+Read by resolution (dtype, pool size) and by the choice of CPU kernels. Must not import torch: the server
+process asks before any rank exists.
 """
 
 import os
@@ -17,7 +17,7 @@ _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def parse_cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """Feature words of the first processor in the text of /proc/cpuinfo ("Features" is Arm's word)."""
+    """The features of the first processor in the text of /proc/cpuinfo; Arm calls the line "Features"."""
     for line in cpuinfo.splitlines():
         key, _, words = line.partition(":")
         if key.strip().lower() in ("flags", "features"):
@@ -38,12 +38,12 @@ def cpu_has_bf16() -> bool:
 
 
 def cpu_count() -> int:
-    """Cores this process may run on (the affinity mask counts, not the machine)."""
+    """Cores this process may run on, by its affinity mask and not by the machine."""
     return len(os.sched_getaffinity(0))
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that can still be taken: the kernel's estimate, bounded by the limits of the control groups.
+    """Memory that can still be allocated: the kernel's estimate, bounded by the limits of control groups.
 
     `root` is the folder that holds `proc` and `sys`.
     """

@@ -1,9 +1,8 @@
-"""Owns the read-only namespaces that publish projects from the record: `get_schedule()`,
-`get_exec().kernel` ...
+"""Owns the read-only namespaces of the published configuration: `get_schedule()`, `get_exec().kernel` ...
 
-Read everywhere. A bag's leaves are ordinary instance attributes, so a read costs an attribute load and
-traces. Must not decide a value: bags carry what resolution decided, a scoped `override` states another
-for a block.
+Read everywhere. A bag's leaves are ordinary instance attributes, so a read costs one attribute load and can
+be compiled. Must not decide a value: bags hold what resolution decided, and `override` states another for a
+block.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class Bag:
         return {name: value for name, value in self.__dict__.items() if name in self._leaves}
 
     def write(self, name: str, value: Any) -> Any:
-        """Replace one leaf for good and return what it was; the context logs it. Refused inside a scope of
-        it."""
+        """Replace one leaf for good and return what it was; refused while an open scope states it."""
         if self._scopes.states(name):
             raise RuntimeError(
                 f"{self._namespace}.{name} is stated by an open scope, "
@@ -70,8 +68,7 @@ class Bag:
         return before
 
     def override(self, **leaves: Any) -> Scope:
-        """State leaves of this namespace for the length of a block; names are checked before any is
-        written."""
+        """State leaves of this namespace for the length of a block; all names are checked first."""
         unknown = [name for name in leaves if name not in self._leaves]
         if unknown:
             hints = "".join(_where(name, self) for name in unknown)
@@ -121,8 +118,7 @@ def project(record: Any) -> dict[str, dict[str, Any]]:
 
 
 def build_bags(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Bag]:
-    """The top-level bags, each holding its sub-namespaces; `parallel` has none, its reader is the
-    context."""
+    """The top-level bags with their sub-namespaces, without `parallel`, which the context reads itself."""
     bags: dict[str, Bag] = {}
     for top in TOP_NAMESPACES:
         if top == PARALLEL:

@@ -76,14 +76,17 @@ class Publication:
 
 
 def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None) -> Publication:
-    """Project, derive, place and check. Raises ValueError for a layout that contradicts itself, RuntimeError
-    while groups of other widths, or of another rank, stand."""
+    """Project, derive, place and check.
+
+    Raises ValueError for a layout that contradicts itself, RuntimeError while process groups of other widths
+    or of another rank exist.
+    """
     values = project(record)
     config = values[PARALLEL]
     stamp = {} if ranks is None else _placement(config, ranks)
     candidate = ParallelContext()
     candidate.put(config, stamp)
-    # Groups first: a rank read live off a group that is in the way would be blamed on the record.
+    # Groups first: a wrong rank that was read from an existing group would be blamed on the record.
     standing = groups_in_the_way(candidate)
     if standing:
         rules = "\n".join(f"  - {line}" for line in standing)
@@ -124,7 +127,7 @@ def _placement(config: dict[str, Any], ranks: SpawnRanks) -> dict[str, Any]:
         offset=config.get("ep_join_rank_offset", 0),
     )
     stamp.update(pp_rank=pp_rank, tp_rank=tp_rank)
-    # A width of zero is a division that did not come out; the factor identity is about to refuse it by name.
+    # A width of zero comes from a division with a remainder; the identity check refuses it by name.
     if config.get("attn_tp_size"):
         attention = derive_attention_ranks(
             tp_rank=tp_rank,

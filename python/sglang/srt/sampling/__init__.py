@@ -1,1 +1,1 @@
-"""Sampling parameters: the words a request uses to say how its tokens are drawn."""
+"""Sampling parameters: how a request says its tokens are drawn."""

@@ -1,7 +1,7 @@
-"""Owns the sampling parameters of one request: names, defaults, ranges, and the refusals.
+"""The sampling parameters of one request: names, defaults and ranges.
 
-Read by every door (native, OpenAI, Engine), the scheduler and the sampler. It must not know about tensors,
-tokenizers or transports: whoever has a vocabulary hands its size to `verify`.
+Read by the native route, the OpenAI routes and the Engine, by the scheduler and by the sampler. It must not
+know tensors, tokenizers or transports: whoever has a vocabulary passes its size to `verify_vocabulary`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-#: Below this a temperature is greedy: dividing logits by it would only overflow.
+#: A temperature below this is greedy: dividing logits by it would overflow.
 GREEDY_TEMPERATURE = 1e-6
 MAX_STOP_STRINGS = 32
-#: A stop string is looked for at every token, in a text that is decoded anew as far back as it reaches.
+#: At each token, as much text as the longest stop string is decoded again and searched.
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 4096
-#: More than any vocabulary has; the exact bound is `verify_vocabulary`'s.
+#: More than any vocabulary has; `verify_vocabulary` knows the exact bound.
 MAX_LOGIT_BIAS = 2**18
 MAX_SAMPLES = 128
 INT64_MAX = 2**63 - 1
@@ -56,7 +56,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def is_greedy(self) -> bool:
-        """Greedy means the most likely token after penalties and bias, ties to the lowest id."""
+        """Whether the most likely token after penalties and bias is taken, the lowest id among equals."""
         return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
 
     @classmethod
@@ -100,7 +100,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def _shown(value: object) -> str:
-    """A client's value inside an error text; a megabyte of it does not come back."""
+    """A client's value for an error text, cut short."""
     text = value if isinstance(value, str) and value.isidentifier() else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -141,7 +141,7 @@ def _flag(name: str, value: object) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """False for half of a surrogate pair, which a Python string can hold and no encoding has bytes for."""
+    """False for text with a lone surrogate, which a Python string can hold and no encoding can write."""
     try:
         text.encode()
     except UnicodeEncodeError:

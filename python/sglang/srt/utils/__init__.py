@@ -1,6 +1,6 @@
-"""Small tools without an opinion; one noun a module.
+"""Small tools, one noun a module.
 
-Read by any floor except the context and what it imports. Must not import upwards.
+Used by any floor except the context and what it imports. Must not import upwards.
 """
 
 from sglang.srt.platforms import is_cuda

@@ -1,7 +1,7 @@
-"""Owns the shape of a log line: `[YYYY-mm-dd HH:MM:SS TPi] message`, with only the ranks that exist.
+"""The shape of a log line: `[YYYY-mm-dd HH:MM:SS TPi] message`, with only the ranks that exist.
 
-Set up once per process by its entry (server, rank, Engine). User text must not be able to fake a line, so
-line breaks inside a message are escaped; only tracebacks, which logging appends itself, stay on several
+Set up once by the entry of each process (server, rank, Engine). Text from users must not be able to fake a
+line, so line breaks inside a message are escaped; only tracebacks, which logging appends itself, take several
 lines.
 """
 
@@ -27,12 +27,12 @@ _ESCAPES = {
 
 
 def escape_line_breaks(text: str) -> str:
-    """One line of text, whatever the user sent."""
+    """The text on one line, whatever a user sent."""
     return text.translate(_ESCAPES)
 
 
 class LineFormatter(logging.Formatter):
-    """Formats one record as one line; an attached traceback follows on its own lines."""
+    """Formats a log record as one line; an attached traceback follows on its own lines."""
 
     def __init__(self, ranks: str = "", *, milliseconds: bool = False) -> None:
         fraction = ".%(msecs)03d" if milliseconds else ""
@@ -46,15 +46,15 @@ class LineFormatter(logging.Formatter):
 
 
 def rank_suffix(ranks: Iterable[tuple[str, int, int]]) -> str:
-    """`(("TP", 1, 2), ("PP", 0, 1))` -> `TP1`: name, rank and width; a width of one says nothing."""
+    """`(("TP", 1, 2), ("PP", 0, 1))` -> `TP1`: name, rank and width; a width of one is left out."""
     return " ".join(f"{name}{rank}" for name, rank, size in ranks if size > 1)
 
 
 def configure_logging(level: str, *, ranks: str = "", logger_name: str | None = None) -> None:
     """Send this process's log to standard error in our format.
 
-    `logger_name` limits it to one logger (the Engine lives in a process whose root logger is the user's).
-    `SGLANG_LOGGING_CONFIG_PATH` names a JSON file that takes over entirely.
+    `logger_name` limits it to one logger: the Engine runs in a process whose root logger is the user's.
+    `SGLANG_LOGGING_CONFIG_PATH` names a JSON file that is used in place of all this.
     """
     config_path = envs.SGLANG_LOGGING_CONFIG_PATH.get()
     if config_path:

@@ -1,6 +1,7 @@
-"""Whether layers may spread independent work over side streams. The streams are used from the GPU path on.
+"""Whether layers may spread independent work over several device streams.
 
-Read by layers. The answer is a context-local forward flag; must not be read inside compiled code.
+Read by layers; the streams are used from the GPU path on. The answer is a context-local forward flag, so it
+must not be read inside compiled code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Owns what is said about a refusal of the operating system: its own words, and what the operator can do.
+"""What to do about an error of the operating system, as a sentence for the operator.
 
-Used by the doors and by a rank, for a start that fails. It must not catch anything itself.
+Used by the entry points and by ranks, when a start fails. It must not catch anything itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _CURES = {
 
 
 def cure_of(error: BaseException) -> str | None:
-    """What to do about an error of the system, None where nothing is known. Libraries' errors may carry a
-    number too, or say it in their own words.
+    """What to do about this error; None where nothing is known.
+
+    Errors of libraries may carry the system's number too, or only its words.
     """
     if isinstance(error, ImportError) and ".so" in str(error):
         return "a library cannot be loaded; install the requirements anew, or allow more memory (ulimit -v)"
@@ -30,6 +31,6 @@ def cure_of(error: BaseException) -> str | None:
 
 
 def with_cure(error: BaseException) -> str:
-    """The error's own words and the cure, in one sentence."""
+    """The error's own text and what to do about it."""
     cure = cure_of(error)
     return str(error) if cure is None else f"{error}: {cure}"

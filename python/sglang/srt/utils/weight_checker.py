@@ -1,7 +1,7 @@
-"""Compares the weights of one runner with what they were. The comparison arrives with weight updates.
+"""Compares the weights of one runner with what they were; the comparison arrives with weight updates.
 
-Built per runner; served from the scheduler loop, outside any draft scope. So it reports the placement it
-was handed and must not ask the context for it.
+Built per runner and called from the scheduler loop, outside any draft scope. So it reports the placement it
+was given and must not ask the context for it.
 """
 
 from __future__ import annotations

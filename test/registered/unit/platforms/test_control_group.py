@@ -68,7 +68,7 @@ def test_file_pages_of_a_container_are_not_taken_for_used(crowded):
 
 def test_counting_file_pages_as_used_would_be_noticed(crowded, monkeypatch):
     """The twin: the arithmetic that the server had, planted again."""
-    monkeypatch.setattr(control_group, "_given_back", lambda stat, version: 0)
+    monkeypatch.setattr(control_group, "_reclaimable", lambda stat, version: 0)
     assert crowded.room() == 396
 
 

@@ -22,6 +22,7 @@ from sglang.srt.distributed.communicators import Communicator
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
 from sglang.srt.distributed.errors import CollectiveError
+from sglang.srt.platforms.device import accelerator_device
 
 __all__ = ["GroupCoordinator"]
 
@@ -278,7 +279,7 @@ class GroupCoordinator:
 
     def _empty(self, shape: list[int], dtype: torch.dtype, on_cpu: bool) -> torch.Tensor:
         here = on_cpu or self.device_group is self.cpu_group
-        device = torch.device("cpu") if here else torch.device("cuda", self.local_rank)
+        device = torch.device("cpu") if here else accelerator_device(self.local_rank)
         return torch.empty(shape, dtype=dtype, device=device)
 
     @contextmanager

@@ -22,6 +22,7 @@ from sglang.srt.model_executor.model_runner_components.attention_backend_setup i
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import make_kv_pools
 from sglang.srt.model_executor.model_runner_components.load_model import build_model, published_dtype
 from sglang.srt.platforms import available_memory_bytes
+from sglang.srt.platforms.device import model_device
 from sglang.srt.runtime_context import assert_role, get_device, get_parallel
 
 
@@ -31,7 +32,7 @@ class ModelRunner:
     def __init__(self, model_config: ModelConfig, *, num_ids: int | None = None) -> None:
         assert_role("scheduler")
         self.model_config = model_config
-        self.device = torch.device(get_device().device or "cpu")
+        self.device = model_device(get_device().device)
         self.dtype = published_dtype()
         if get_parallel().attn_dp_size > 1:
             initialize_dp_attention(

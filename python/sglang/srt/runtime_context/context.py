@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sglang.srt.platforms.device import make_stream
 from sglang.srt.runtime_context.bags import PARALLEL, Bag, namespace_of
 from sglang.srt.runtime_context.flags import Flags
 from sglang.srt.runtime_context.forward import ForwardFlags
@@ -155,9 +156,6 @@ class RuntimeContext:
         """The device stream of that name, made at the first ask."""
         streams = self.resources.streams
         if name not in streams:
-            import torch
-
-            make_stream: Callable[[], Any] = torch.cuda.Stream
             streams[name] = make_stream()
         return streams[name]
 

@@ -9,10 +9,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang.srt import utils
-from sglang.srt.platforms import base as device
-from sglang.srt.platforms import cpu, cpu_count, cpu_has_bf16, is_cuda
+from sglang.srt.platforms import base, cpu, cpu_count, cpu_has_bf16, device, is_cuda
 
 
 def test_the_platform_is_asked_without_loading_torch():
@@ -77,6 +77,11 @@ def test_without_torch_a_driver_and_a_build_are_needed(monkeypatch, tmp_path, su
     if driver:
         path.write_text("x")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(device, "_NVIDIA", path)
-    monkeypatch.setattr(device, "_build_suffix", lambda: suffix)
+    monkeypatch.setattr(base, "_NVIDIA", path)
+    monkeypatch.setattr(base, "_build_suffix", lambda: suffix)
     assert is_cuda() is answer
+
+
+def test_a_model_lives_on_the_cpu_unless_a_device_is_published():
+    assert device.model_device(None) == device.model_device("cpu") == torch.device("cpu")
+    assert device.accelerator_device(1).index == 1 and device.accelerator_device(1).type != "cpu"

@@ -1,6 +1,6 @@
-"""The memory pool that all recorded graphs of this process share.
+"""Owns access to the memory pool that all recorded graphs of this process share.
 
-Read by graph runners only. The handle lives in the context's resources; must not be kept by a runner.
+Read by graph runners. The handle lives in the context's resources; a runner must not keep it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def get_global_graph_memory_pool() -> Any | None:
 
 
 def get_or_create_global_graph_memory_pool(device_module: Any) -> Any:
-    """The shared pool, asked of the device module (``torch.cuda`` and its like) the first time."""
+    """The shared pool, asked of the device module (`torch.cuda`, for example) the first time."""
     resources = get_resources()
     if resources.graph_memory_pool is None:
         resources.graph_memory_pool = device_module.graph_pool_handle()

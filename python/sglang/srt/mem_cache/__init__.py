@@ -1,3 +1,1 @@
-"""The key/value cache: pools of slots, the allocators that hand them out, and the prefix caches that share
-them.
-"""
+"""The key/value cache: pools of slots, allocators that hand them out, prefix caches that share them."""

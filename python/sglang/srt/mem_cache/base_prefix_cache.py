@@ -1,16 +1,21 @@
 """Owns the contract of a prefix cache: token ids in, slots out, and locks on what is in use.
 
 Read by `request_kv.py` and the scheduler's counters. It must not know requests, pools or policies of the
-scheduler; node handles are opaque to everybody but the cache that made them.
+scheduler.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+
+class CacheNode:
+    """A handle on a cached prefix, opaque to everybody but the cache that made it."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,7 @@ class PrefixMatch:
     """The longest cached prefix: its slots (a copy) and the handle to lock while they are in use."""
 
     slots: np.ndarray
-    node: Any
+    node: CacheNode | None
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -26,12 +31,13 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class InsertResult:
-    """`existing` tokens were there before with slots of their own; `node` now covers everything that was
-    inserted.
+    """What became of an insertion.
+
+    The first `existing` tokens were cached before, with slots of their own; `node` covers all of them.
     """
 
     existing: int
-    node: Any
+    node: CacheNode | None
 
 
 def common_prefix_length(a: np.ndarray, b: np.ndarray) -> int:
@@ -59,27 +65,26 @@ class BasePrefixCache(ABC):
 
     @abstractmethod
     def insert(self, extra_key: str | None, token_ids: np.ndarray, slots: np.ndarray) -> InsertResult:
-        """Remember whole pages of tokens. The cache owns `slots[existing:]` from now on, the caller keeps
-        the rest.
+        """Remember whole pages of tokens.
+
+        The cache owns `slots[existing:]` from now on, the caller keeps the rest.
         """
 
     @abstractmethod
     def evict(self, num_tokens: int) -> np.ndarray:
-        """Forget at least `num_tokens` unlocked tokens if there are that many; returns the slots that are
-        free now.
-        """
+        """Forget at least `num_tokens` unlocked tokens, or all there are; returns the slots freed."""
 
     @abstractmethod
-    def lock(self, node: Any) -> None:
+    def lock(self, node: CacheNode | None) -> None:
         """Protect everything from the root to `node`; locks count."""
 
     @abstractmethod
-    def unlock(self, node: Any) -> None:
+    def unlock(self, node: CacheNode | None) -> None:
         """Undo one `lock`."""
 
     @abstractmethod
     def clear(self) -> np.ndarray:
-        """Forget everything (nothing may be locked); returns the slots that are free now."""
+        """Forget everything (nothing may be locked); returns the slots freed."""
 
     @abstractmethod
     def evictable_size(self) -> int:

@@ -1,17 +1,14 @@
-"""Owns the prefix cache that caches nothing (`--disable-radix-cache`): every request computes its whole
-prompt.
+"""Owns the prefix cache that caches nothing: every request computes its whole prompt.
 
-Chosen in place of the radix tree; the rest of the engine cannot tell the difference. It must not keep
-anything.
+Chosen in place of the radix tree by `--disable-radix-cache`; the rest of the engine cannot tell the
+difference.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, InsertResult, PrefixMatch
+from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, CacheNode, InsertResult, PrefixMatch
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -33,10 +30,10 @@ class ChunkCache(BasePrefixCache):
     def evict(self, num_tokens: int) -> np.ndarray:
         return _NOTHING
 
-    def lock(self, node: Any) -> None:
+    def lock(self, node: CacheNode | None) -> None:
         return None
 
-    def unlock(self, node: Any) -> None:
+    def unlock(self, node: CacheNode | None) -> None:
         return None
 
     def clear(self) -> np.ndarray:

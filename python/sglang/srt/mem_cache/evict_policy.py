@@ -18,8 +18,9 @@ class Evictable(Protocol):
 
 
 class EvictPolicy(ABC):
-    """Smallest priority leaves first. A priority may only grow while a node lives (the tree's heap relies
-    on it).
+    """Smallest priority leaves first.
+
+    A priority may only grow while a node lives: the tree's heap relies on it.
     """
 
     @abstractmethod

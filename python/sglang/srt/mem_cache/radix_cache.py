@@ -1,19 +1,19 @@
 """Owns the prefix cache: a radix tree over token ids in whole pages, one tree for each `extra_key`.
 
-Read and fed by `request_kv.py`. It must not know requests or pools: it is told slots and says which ones it
-gives up. Uses are counted, not timed, so that the same requests always evict the same nodes.
+Read and fed by `request_kv.py`. It must not know requests or pools: it is given slots and says which ones it
+frees. Uses are counted, not timed, so that the same requests always evict the same nodes.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import numpy as np
 
 from sglang.srt.mem_cache.base_prefix_cache import (
     BasePrefixCache,
+    CacheNode,
     InsertResult,
     PrefixMatch,
     common_prefix_length,
@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.evict_policy import EvictPolicy, make_evict_policy
 _NOTHING = np.zeros(0, dtype=np.int64)
 
 
-class _Node:
+class _Node(CacheNode):
     """One edge and its lower end: `ids` follow the parent's, `slots[i]` holds the cached token `ids[i]`."""
 
     __slots__ = ("children", "ids", "in_heap", "last_use", "locks", "namespace", "parent", "slots", "uses")
@@ -42,9 +42,17 @@ class _Node:
         self.in_heap = False
 
 
+def _up_from(node: CacheNode | None) -> Iterator[_Node]:
+    """The nodes from a handle up, without the root, which holds nothing."""
+    while isinstance(node, _Node) and node.parent is not None:
+        yield node
+        node = node.parent
+
+
 class RadixCache(BasePrefixCache):
-    """LRU over leaves. A leaf under no lock sits in a heap (at most once); its priority there may be old,
-    never too large.
+    """A tree that gives up its leaves in the order of a policy.
+
+    A leaf under no lock is in a heap, at most once; its priority there may be out of date, never too large.
     """
 
     keeps = True
@@ -58,9 +66,6 @@ class RadixCache(BasePrefixCache):
         self._roots: dict[str | None, _Node] = {}
         self._heap: list[tuple[tuple[int, ...], int, _Node]] = []
         self._pushes = 0  # breaks ties, so that nodes themselves are never compared
-
-    # --- reading
-    # --------------------------------------------------------------------------------------------------
 
     def evictable_size(self) -> int:
         return self._evictable
@@ -76,9 +81,6 @@ class RadixCache(BasePrefixCache):
         if not pieces:
             return PrefixMatch(_NOTHING, None)
         return PrefixMatch(pieces[0].copy() if len(pieces) == 1 else np.concatenate(pieces), node)
-
-    # --- writing
-    # --------------------------------------------------------------------------------------------------
 
     def insert(self, extra_key: str | None, token_ids: np.ndarray, slots: np.ndarray) -> InsertResult:
         ids = self._whole_pages(token_ids)
@@ -99,29 +101,27 @@ class RadixCache(BasePrefixCache):
             self._offer(leaf)
         return InsertResult(existing, node)
 
-    def lock(self, node: Any) -> None:
-        while node is not None and node.parent is not None:
-            if node.locks == 0:
-                self._evictable -= len(node.ids)
-                self._protected += len(node.ids)
-            node.locks += 1
-            node = node.parent
+    def lock(self, node: CacheNode | None) -> None:
+        for part in _up_from(node):
+            if part.locks == 0:
+                self._evictable -= len(part.ids)
+                self._protected += len(part.ids)
+            part.locks += 1
 
-    def unlock(self, node: Any) -> None:
-        while node is not None and node.parent is not None:
-            if node.locks == 0:
+    def unlock(self, node: CacheNode | None) -> None:
+        for part in _up_from(node):
+            if part.locks == 0:
                 raise RuntimeError(
-                    f"a cached prefix of {len(node.ids)} tokens was unlocked but nobody holds it"
+                    f"a cached prefix of {len(part.ids)} tokens was unlocked but nobody holds it"
                 )
-            node.locks -= 1
-            if node.locks == 0:
-                self._protected -= len(node.ids)
-                self._evictable += len(node.ids)
-                self._offer(node)
-            node = node.parent
+            part.locks -= 1
+            if part.locks == 0:
+                self._protected -= len(part.ids)
+                self._evictable += len(part.ids)
+                self._offer(part)
 
     def evict(self, num_tokens: int) -> np.ndarray:
-        given_up: list[np.ndarray] = []
+        freed: list[np.ndarray] = []
         missing = num_tokens
         while missing > 0 and self._heap:
             priority, _, node = heapq.heappop(self._heap)
@@ -132,9 +132,9 @@ class RadixCache(BasePrefixCache):
                 self._offer(node)  # used since it was pushed
                 continue
             count = min(len(node.ids), -(-missing // self.page_size) * self.page_size)
-            given_up.append(self._drop_tail(node, count))
+            freed.append(self._drop_tail(node, count))
             missing -= count
-        return np.concatenate(given_up) if given_up else _NOTHING
+        return np.concatenate(freed) if freed else _NOTHING
 
     def clear(self) -> np.ndarray:
         if self._protected:
@@ -154,9 +154,6 @@ class RadixCache(BasePrefixCache):
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-    # --- the tree
-    # ---------------------------------------------------------------------------------------------------
 
     def _whole_pages(self, token_ids: np.ndarray) -> np.ndarray:
         return token_ids[: len(token_ids) // self.page_size * self.page_size]
@@ -184,8 +181,9 @@ class RadixCache(BasePrefixCache):
         return node, pieces
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Put a new node above `node` that takes its first `at` tokens. `node` stays the lower end: handles
-        keep their meaning.
+        """Put a new node above `node` that takes its first `at` tokens.
+
+        `node` stays the lower end, so handles keep their meaning.
         """
         parent = node.parent
         assert parent is not None
@@ -210,17 +208,18 @@ class RadixCache(BasePrefixCache):
             heapq.heappush(self._heap, (self._policy.priority(node), self._pushes, node))
 
     def _drop_tail(self, node: _Node, count: int) -> np.ndarray:
-        """Forget the last `count` tokens of a free leaf; a leaf that is used up is unlinked, and so is an
-        empty namespace.
+        """Forget the last `count` tokens of a free leaf.
+
+        A leaf that is used up is unlinked, and so is an empty namespace.
         """
         keep = len(node.ids) - count
-        given_up = node.slots[keep:]
+        freed = node.slots[keep:]
         self._evictable -= count
         if keep:
             node.ids = node.ids[:keep]
             node.slots = node.slots[:keep]
             self._offer(node)
-            return given_up
+            return freed
         parent = node.parent
         assert parent is not None
         del parent.children[self._page_key(node.ids)]
@@ -230,4 +229,4 @@ class RadixCache(BasePrefixCache):
                 del self._roots[parent.namespace]
         else:
             self._offer(parent)
-        return given_up
+        return freed

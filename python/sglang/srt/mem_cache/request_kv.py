@@ -1,7 +1,7 @@
 """Owns the cache side of requests: which slots a request takes, shares, keeps for others and gives back.
 
-Used by the planner and the result processor. It must not choose who gets room: it evicts what nobody uses
-and otherwise says "no room".
+Used by the planner and the result processor. It must not choose who gets room: it evicts what nobody uses,
+or says that there is no room.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 
 
 class RequestKV:
-    """Rows, slots and prefixes of all requests. A step that finds no room changes nothing but the evicted
-    cache entries.
+    """Rows of the request table, slots and cached prefixes of all requests.
+
+    A call that finds no room changes nothing.
     """
 
     def __init__(
@@ -34,16 +35,13 @@ class RequestKV:
         self.prefix_cache = prefix_cache
         self.page_size = allocator.page_size
 
-    # --- room
-    # -----------------------------------------------------------------------------------------------------
-
     @property
     def size(self) -> int:
         """Tokens of the whole pool."""
         return self.allocator.size
 
     def room(self) -> int:
-        """Tokens that could be had now: free pages and cached pages that nobody uses."""
+        """Tokens that could be allocated now: free pages and cached pages that nobody uses."""
         return self.allocator.available_size() + self.prefix_cache.evictable_size()
 
     def whole_pages(self, num_tokens: int) -> int:
@@ -57,9 +55,6 @@ class RequestKV:
     def used(self) -> int:
         """Tokens of pages that are neither free nor evictable."""
         return self.size - self.room()
-
-    # --- one request's life
-    # -----------------------------------------------------------------------------------------
 
     def match(self, req: Req) -> PrefixMatch:
         """The cached prefix that this request may reuse."""
@@ -110,11 +105,10 @@ class RequestKV:
         return slots
 
     def commit(self, req: Req) -> None:
-        """Hand the request's whole pages to the prefix cache, so that others can share them; it goes on
-        using them.
+        """Hand the request's whole pages to the prefix cache, so that others can share them.
 
-        What the cache already had under other slots (two requests computed the same prefix) is freed here
-        and read from there.
+        Where the cache has the same tokens under other slots (two requests computed one prefix), the slots of
+        the request are freed and it uses those of the cache.
         """
         end = req.kv_len // self.page_size * self.page_size
         if not self.prefix_cache.keeps or end <= req.shared_len:
@@ -129,14 +123,15 @@ class RequestKV:
         req.node = inserted.node
         if inserted.existing > req.shared_len:
             duplicates = slots[req.shared_len : inserted.existing].copy()
-            theirs = self.prefix_cache.match_prefix(req.extra_key, ids[: inserted.existing]).slots
-            self.req_to_token_pool.write(req.req_pool_idx, req.shared_len, theirs[req.shared_len :])
+            cached = self.prefix_cache.match_prefix(req.extra_key, ids[: inserted.existing]).slots
+            self.req_to_token_pool.write(req.req_pool_idx, req.shared_len, cached[req.shared_len :])
             self.allocator.free(duplicates)
         req.shared_len = end
 
     def release(self, req: Req, *, keep: bool) -> None:
-        """Take row, slots and lock back. `keep` leaves the computed whole pages in the prefix cache
-        (evictable).
+        """Take the request's row, slots and lock back.
+
+        `keep` leaves the whole pages that it computed in the prefix cache, where they may be evicted.
         """
         assert req.req_pool_idx is not None
         if keep:

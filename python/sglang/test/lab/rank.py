@@ -189,8 +189,8 @@ def kv_bytes_per_token(worker: TpModelWorker) -> int:
     """What the pool really took, over the slots it has (the reserved page is one of its pages)."""
     pool = worker.model_runner.pools.kv
     slots = pool.size + pool.page_size
-    layers = [pool.layer(i) for i in range(pool.spec.num_layers)]
-    return sum(layer.nbytes for layer in layers) // slots
+    layers = map(pool.layer, range(pool.spec.num_layers))
+    return sum(layer.nbytes for layer in layers if isinstance(layer, torch.Tensor)) // slots
 
 
 def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> None:

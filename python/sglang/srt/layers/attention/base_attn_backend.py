@@ -1,16 +1,15 @@
-"""Owns the seam between attention and everything else: the back end, the page layout it chooses, and the pool
-as it sees it.
+"""Owns what an attention back end is: its two calls, the page layout it chooses, and the pool as it sees it.
 
 Read by models (through `RadixAttention`), the KV pool and the model runner. It must not import `mem_cache`:
-the pool arrives as a protocol. Nobody but the back end may assume how a token's keys and values lie in a
-page.
+the pool arrives as a protocol. Nobody but the back end may assume how keys and values lie in a page.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -34,11 +33,11 @@ class KVSpec:
 
 
 class KVLayout(Protocol):
-    """How a back end lays out pages. The pool only counts pages; it never indexes into what `allocate`
-    returns.
-    """
+    """How a back end lays out pages; the pool counts them and never looks into what `allocate` returns."""
 
-    def allocate(self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device) -> list[Any]:
+    def allocate(
+        self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device
+    ) -> Sequence[object]:
         """Storage for `num_pages` pages of `page_size` tokens: one opaque object per layer."""
         ...
 
@@ -49,7 +48,7 @@ class KVPool(Protocol):
     page_size: int
     spec: KVSpec
 
-    def layer(self, layer_id: int) -> Any:
+    def layer(self, layer_id: int) -> object:
         """The object that this back end's layout made for the layer."""
         ...
 

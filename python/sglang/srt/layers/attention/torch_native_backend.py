@@ -1,7 +1,7 @@
-"""Owns attention in plain torch operations over the paged cache: the reference, and quick on CPU.
+"""Owns attention in plain torch operations over the paged cache: the reference, and fast on CPU.
 
-Chosen as `torch_native`. Requests with one new token are gathered into padded batches, whatever the batch
-calls itself; requests with more run one by one. It must not read a slot that the request does not own.
+Chosen as `torch_native`. Requests with one new token are gathered into padded batches, whatever the forward
+mode; requests with more run one by one. It must not read a slot that the request does not own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 #: A padded batch holds requests of at least half its longest length, so at most half of the work is padding;
 #: below this length another batch costs more than the padding.
 _MIN_LENGTH_TO_SPLIT = 256
-#: Numbers of gathered keys up to which one thread attends: waking a second one takes longer than it saves.
+#: Key elements up to which one thread attends: starting a second one takes longer than it saves.
 _ONE_THREAD_KEYS = 1 << 18
 
 
 class HeadMajorLayout:
-    """One tensor a layer, [2 * kv heads, slots, head_dim]: first all key heads, then all value heads, so that
-    one gather reads both and what a head reads lies together. A page is a run of `page_size` slots.
+    """One tensor a layer, [2 * kv heads, slots, head_dim]: all key heads, then all value heads.
+
+    One gather reads both, and what a head reads lies together. A page is a run of `page_size` slots.
     """
 
     def allocate(
@@ -58,8 +59,10 @@ class _SingleRows:
 
 @dataclass(slots=True)
 class _ManyRows:
-    """One request with several new tokens: rows `first : first + count`, all its slots, and the causal mask
-    [count, length] (None: no prefix, plain causal).
+    """One request with several new tokens.
+
+    They are the rows `first : first + count`; `slots` are all of the request's and `mask` [count, length] is
+    causal. Both are None without a cached prefix: then the keys of the new tokens are all there are.
     """
 
     first: int
@@ -78,8 +81,6 @@ class TorchNativeBackend(AttentionBackend):
         self.req_to_token = req_to_token
         self._singles: list[_SingleRows] = []
         self._many: list[_ManyRows] = []
-
-    # --- plan -----------------------------------------------------------------------------------------------
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         """Sort the requests into padded batches and runs."""
@@ -129,12 +130,11 @@ class TorchNativeBackend(AttentionBackend):
         mask = torch.ones(count, length, dtype=torch.bool, device=slots.device).tril_(length - count)
         return _ManyRows(first, count, slots, mask)
 
-    # --- run ------------------------------------------------------------------------------------------------
-
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, batch: ForwardBatch
     ) -> torch.Tensor:
-        kv: torch.Tensor = self.pool.layer(layer.layer_id)
+        kv = self.pool.layer(layer.layer_id)
+        assert isinstance(kv, torch.Tensor)  # as this back end's layout made it
         kv[: layer.num_kv_heads].index_copy_(1, batch.out_cache_loc, k.transpose(0, 1))
         kv[layer.num_kv_heads :].index_copy_(1, batch.out_cache_loc, v.transpose(0, 1))
         if len(self._singles) == 1 and self._singles[0].rows is None:
@@ -214,8 +214,9 @@ def _attend(
 
 
 def _split_by_length(lengths: list[int]) -> list[list[int]]:
-    """Indices into `lengths`, split so that no part is padded to more than twice a member's length (short
-    ones apart). One part keeps the given order.
+    """Indices into `lengths`, in parts that pad no member to more than twice its length (short ones aside).
+
+    One part keeps the given order.
     """
     if not lengths:
         return []

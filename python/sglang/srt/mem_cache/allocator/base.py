@@ -1,5 +1,4 @@
-"""Owns the free pages and the contract of an allocator: who asks gets int64 slots or None, and gives whole
-pages back.
+"""Owns the free pages and the contract of an allocator: int64 slots or None, and whole pages given back.
 
 Read by the request side of the cache; the two page-size cases are in `token.py` and `paged.py`. It must not
 evict, retract or wait: it only says that there is no room.
@@ -16,17 +15,14 @@ RESERVED_PAGES = 1
 
 
 class FreePages:
-    """The set of free pages. Pages of one request are neighbours where possible; single ones are taken from
-    the far end.
+    """The set of free pages.
 
-    `_sorted` is ascending; `_returned` holds pages given back since it was last sorted.
+    Pages of one request are neighbours where possible; single ones are taken from the far end. `_sorted` is
+    ascending; `_returned` holds pages given back since it was last sorted.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.clear()
-
-    def clear(self) -> None:
         self._sorted: np.ndarray = np.arange(RESERVED_PAGES, self.num_pages + RESERVED_PAGES, dtype=np.int64)
         self._returned: list[np.ndarray] = []
         self._num_free = self.num_pages
@@ -36,8 +32,9 @@ class FreePages:
         return self._num_free
 
     def take(self, count: int, *, together: bool) -> np.ndarray | None:
-        """`count` pages in ascending order, or None (then nothing is taken). `together`: one request gets
-        them all.
+        """`count` pages in ascending order, or None if there are fewer.
+
+        `together`: one request gets them all.
         """
         if count > self._num_free:
             return None
@@ -97,8 +94,9 @@ class FreePages:
 
 
 class SlotAllocator(ABC):
-    """Hands out slots of the KV pool. All lengths are tokens; `size` and `available_size` count the tokens
-    of whole pages.
+    """Hands out slots of the KV pool.
+
+    All lengths are tokens; `size` and `available_size` count the tokens of whole pages.
     """
 
     page_size: int
@@ -121,10 +119,6 @@ class SlotAllocator(ABC):
         """Tokens that fit into the pages that are free now."""
         return len(self._pages) * self.page_size
 
-    def clear(self) -> None:
-        """Everything is free again."""
-        self._pages.clear()
-
     @abstractmethod
     def pages_to_extend(self, start: int, end: int) -> int:
         """New pages needed when a request that has slots for `start` tokens gets slots up to `end`."""
@@ -135,9 +129,7 @@ class SlotAllocator(ABC):
 
     @abstractmethod
     def alloc_extend(self, start: int, end: int, last_slot: int) -> np.ndarray | None:
-        """Slots for the tokens `start .. end - 1` of one request whose token `start - 1` lies in
-        `last_slot`.
-        """
+        """Slots for the tokens `start .. end - 1` of one request; token `start - 1` lies in `last_slot`."""
 
     @abstractmethod
     def alloc_decode(self, lengths: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
@@ -145,6 +137,4 @@ class SlotAllocator(ABC):
 
     @abstractmethod
     def free(self, slots: np.ndarray) -> None:
-        """Give pages back. `slots` names every page that is freed by at least one of its slots; nobody else
-        may use those pages.
-        """
+        """Give pages back that nobody uses any more, each named by at least one of its slots."""

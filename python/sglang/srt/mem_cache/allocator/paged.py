@@ -1,7 +1,7 @@
 """Owns allocation with pages of several tokens: a request fills its last page before it gets a new one.
 
-Chosen by `make_slot_allocator` for page sizes above 1. It must not know requests: where the last token lies
-is told by the caller.
+Chosen by `make_slot_allocator` for page sizes above 1. It must not know requests: the caller says where the
+last token lies.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from sglang.srt.mem_cache.allocator.base import SlotAllocator
 
 
 class PagedSlotAllocator(SlotAllocator):
-    """Token t of a request lies at offset `t % page_size` of its page, so a page boundary is a multiple of
-    the page size.
-    """
+    """Token t of a request lies at offset `t % page_size` of its page."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         super().__init__(num_pages, page_size)

@@ -1,14 +1,12 @@
 """Owns the two tables of the cache: which slots a request has, and the storage that the slots point into.
 
-Read by the model runner and the attention back ends (storage) and by the scheduler (rows). It must not
-decide who gets a slot (the allocator does) and must not know how a page is laid out (the back end's layout
-does).
+Read by the model runner and the attention back ends (storage) and by the scheduler (rows). It must not decide
+who gets a slot: the allocator does. Nor may it know how a page is laid out: the back end's layout does.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +28,6 @@ class ReqToTokenPool:
                 f"a request table needs size >= 1 and max_context_len >= 1, got {size} and {max_context_len}"
             )
         self.size = size
-        self.max_context_len = max_context_len
         self.host: np.ndarray = np.zeros((size, max_context_len), dtype=np.int64)
         host_tensor = torch.from_numpy(self.host)
         self._shared = torch.device(device).type == "cpu"
@@ -72,15 +69,9 @@ class ReqToTokenPool:
             at = torch.from_numpy(req_pool_indices).to(device), torch.from_numpy(positions).to(device)
             self.req_to_token[at] = torch.from_numpy(slots).to(device)
 
-    def clear(self) -> None:
-        """Forget every row (nobody may hold one afterwards)."""
-        self._free = list(range(self.size))
-        self._taken = [False] * self.size
-
 
 class PagedKVPool:
-    """Storage for `num_pages` pages of `page_size` tokens (and the reserved page 0), one opaque object per
-    layer.
+    """Storage for `num_pages` pages of `page_size` tokens and the reserved page 0, one object a layer.
 
     Slot s lies in page `s // page_size` at offset `s % page_size`; slots of real tokens start at `page_size`.
     """
@@ -101,7 +92,7 @@ class PagedKVPool:
         self.page_size = page_size
         self.spec = spec
         self.device = torch.device(device)
-        self._layers: list[Any] = layout.allocate(spec, num_pages + RESERVED_PAGES, page_size, self.device)
+        self._layers = layout.allocate(spec, num_pages + RESERVED_PAGES, page_size, self.device)
         if len(self._layers) != spec.num_layers:
             raise RuntimeError(
                 f"the layout made storage for {len(self._layers)} layers, the model has {spec.num_layers}"
@@ -112,6 +103,6 @@ class PagedKVPool:
         """Tokens that fit."""
         return self.num_pages * self.page_size
 
-    def layer(self, layer_id: int) -> Any:
+    def layer(self, layer_id: int) -> object:
         """What the layout made for this layer; only the back end that owns the layout looks inside."""
         return self._layers[layer_id]

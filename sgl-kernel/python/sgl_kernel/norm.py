@@ -1,5 +1,4 @@
-"""Owns the normalisation kernels: the call, what `torch.compile` needs to know, and the same thing said in
-plain torch.
+"""Owns the normalisation kernels: the call, what `torch.compile` needs to know, and the torch reference.
 
 Read by callers of `sgl_kernel` and by the tests, which hold the kernel to the reference.
 """

@@ -1,1 +1,1 @@
-"""Batch words: requests and forward batches as plain data, imported by everything that acts on them."""
+"""Requests and forward batches as plain data, imported by everything that acts on them."""

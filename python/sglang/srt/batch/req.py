@@ -1,5 +1,4 @@
-"""Owns one request's state on its way through the scheduler: ids, sampling row, slots, logprobs, what was
-sent, why it ended.
+"""Owns one request's state on its way through the scheduler: ids, sampling, slots, logprobs, why it ended.
 
 Read and written by the scheduler's parts and by the request side of the cache. It must not act: no
 allocation, no messages, no decisions.
@@ -7,7 +6,7 @@ allocation, no messages, no decisions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +15,16 @@ from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.messages.io_struct import FinishReason, TokenizedGenerateReqInput, TokenLogprob
 
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import CacheNode
+
 Ids = npt.NDArray[np.int64]
 
 
 class Req:
     """One sequence.
 
-    Cache side: row `req_pool_idx` of the request table lists `kv_len` slots. The first `shared_len` of them
+    In the cache: row `req_pool_idx` of the request table lists `kv_len` slots. The first `shared_len` of them
     belong to the prefix cache (`node` is locked), the others are the request's own. Between steps every token
     but the last one drawn is in the cache.
     """
@@ -72,14 +74,14 @@ class Req:
         self.max_new_tokens = max_new_tokens
         self.finish_reason: FinishReason | None = None
         self.special_stops = message.special_stops
-        #: What must be decoded before the output to find stop strings in it; None until it is asked for.
+        #: Prompt ids that are decoded before the output to find stop strings; None until they are needed.
         self.stop_context: list[int] | None = None
 
-        # Cache side; a request that waits holds nothing.
+        # In the cache; a waiting request holds nothing.
         self.req_pool_idx: int | None = None
         self.kv_len = 0
         self.shared_len = 0
-        self.node: Any = None
+        self.node: CacheNode | None = None
 
         # Log-probabilities. `wants_input_logprobs` turns False once they are complete, so a resumed request
         # asks no second time.
@@ -88,14 +90,14 @@ class Req:
         self.wants_input_logprobs = message.return_logprob and message.logprob_start_len >= 0
         self.input_logprobs: list[TokenLogprob] = []
         self.output_logprobs: list[TokenLogprob] = []
-        #: What every decode step asks; None without logprobs.
+        #: What every decode step asks for; None without logprobs.
         self.logprob_request: LogprobRequest | None = None
         if message.return_logprob:
             self.logprob_request = LogprobRequest(
                 top_num=message.top_logprobs_num, token_ids=message.token_ids_logprob
             )
 
-        # Bookkeeping of the queue and the stream.
+        # For the queue and the stream.
         self.cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
         self.num_retractions = 0
         self.num_sent = 0
@@ -125,8 +127,9 @@ class Req:
 
     @property
     def reuse_limit(self) -> int:
-        """How many leading tokens may come from the prefix cache: the last one must be computed, and every
-        prompt logprob too.
+        """How many leading tokens may come from the prefix cache.
+
+        The last one must be computed, and so must those with prompt logprobs.
         """
         limit = self.seq_len - 1
         return min(limit, self.logprob_start) if self.wants_input_logprobs else limit
@@ -138,10 +141,10 @@ class Req:
         return np.concatenate((self.prompt_ids, np.array(self.output_ids, dtype=np.int64)))
 
     def prompt_targets(self, start: int, end: int) -> tuple[int, list[int]]:
-        """Prompt logprobs that a forward over the tokens `start .. end - 1` can give.
+        """Where the prompt logprobs begin that a forward over `start .. end - 1` can give, and of which ids.
 
-        Row i predicts token i + 1, so they are those of the tokens after `max(start, logprob_start)`.
-        Returns the first row, counted from `start`, and the target ids.
+        Token i predicts token i + 1, so they are those of the tokens after `max(start, logprob_start)`. The
+        beginning is counted from `start`.
         """
         if not self.wants_input_logprobs:
             return 0, []

@@ -1,5 +1,4 @@
-"""Owns what the sampler must know about one running sequence: its parameters, its seed and the ids it has
-produced.
+"""Owns what the sampler must know about one sequence: its parameters, its seed and the ids it has produced.
 
 Held by a request for its whole life (also across a retraction), handed to the sampler in every forward
 batch. It must not hold tensors: penalties and the random stream are derived from the request's own output

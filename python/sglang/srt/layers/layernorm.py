@@ -1,4 +1,4 @@
-"""Owns RMSNorm, alone and fused with the residual addition before it.
+"""Owns RMSNorm, alone and after the addition to the residual stream.
 
 Read by models. It must not keep activations; sums are taken in float32 whatever the type of the model.
 """

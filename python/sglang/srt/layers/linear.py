@@ -1,5 +1,4 @@
-"""Owns the linear layers by the way their weight is cut over ranks: by output features, by input features,
-and the two fused kinds (query/key/value, gate/up).
+"""Owns the linear layers: cut over ranks by output or by input features, and the two fused kinds.
 
 Read by models. Each knows the checkpoint tensors it is made of; how the weight is stored belongs to its
 linear method. Widths and ranks are read from the context at construction, groups when they run.
@@ -66,7 +65,6 @@ class ColumnParallelLinear(nn.Module):
             weights.append(Place(f"{name}.weight", (features, in_features), 0, start, share))
             biases.append(Place(f"{name}.bias", (features,), 0, start, share))
             start += share.room
-        self.out_features = start
         method.create_weights(self, (start, in_features), weights, dtype)
         self.bias = LoadableParameter(torch.empty(start, dtype=dtype), biases) if bias else None
 
@@ -92,8 +90,9 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 
 
 class QKVParallelLinear(ColumnParallelLinear):
-    """Query, key and value projection in one weight: the output is [q heads | k heads | v heads] of this
-    rank, padding heads included. `heads` says which heads of the model these are.
+    """Query, key and value projection in one weight: [q heads | k heads | v heads] of this rank.
+
+    `heads` says which heads of the model these are; padding heads are included.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Owns which rows of the last hidden states become logits: the ones drawn from, and prompt rows that were
-asked; and how often the head is called for them.
+"""Owns which rows of the last hidden states become logits, and how often the head is called for them.
 
-Read by models (their last step). It must not hold the logits of a whole prompt at once: prompt rows pass in
-pieces of bounded size. Where the head spans attention-DP replicas, all of them call it equally often.
+Rows are drawn from, or were asked for with a prompt's log-probabilities. Read by models (their last step). It
+must not hold the logits of a whole prompt at once: prompt rows pass in pieces of bounded size. Where the head
+spans attention-DP replicas, all of them call it equally often.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 class LogitsProcessorOutput:
     """`logits` [drawing requests, vocab] in the order of the batch; `drawing` lists those requests.
 
-    `input_logprobs` and `failures` have one entry a request; of prompt rows only a rank that draws knows.
+    `input_logprobs` and `failures` have one entry a request; only a rank that draws knows those of prompts.
     """
 
     logits: torch.Tensor
@@ -41,8 +41,9 @@ class LogitsProcessorOutput:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One call of the head: this replica's rows `start : end` of those to score. `counts` are the rows that
-    each replica brings; None where the head asks this replica alone.
+    """One call of the head: this replica's rows `start : end` of those to score.
+
+    `counts` are the rows that each replica brings; None where the head takes those of this replica alone.
     """
 
     start: int
@@ -52,13 +53,13 @@ class Piece:
 
 @dataclass(slots=True)
 class _PromptRows:
-    """The prompt targets of one request: its rows to score are `start` and the ones after it, one a target.
+    """The prompt targets of one request: row `start` of those to score and the ones after it, one a target.
 
-    A row that is not finite ends its request, and what was found for it before.
+    A row that is not finite fails its request.
     """
 
     request: int
-    ask: LogprobRequest
+    wanted: LogprobRequest
     start: int
     entries: list[TokenLogprob] = field(default_factory=list)
     failed: bool = False
@@ -66,16 +67,16 @@ class _PromptRows:
     def take(self, logits: torch.Tensor, piece: Piece) -> None:
         """Read the rows of this request out of the logits of a piece."""
         first = max(self.start, piece.start)
-        last = min(self.start + len(self.ask.targets), piece.end)
+        last = min(self.start + len(self.wanted.targets), piece.end)
         if self.failed or first >= last:
             return
         own = logits[first - piece.start : last - piece.start]
         if not bool(torch.isfinite(own.sum())):
             self.failed = True
             return
-        targets = self.ask.targets[first - self.start : last - self.start]
+        targets = self.wanted.targets[first - self.start : last - self.start]
         logprobs = torch.log_softmax(own, dim=-1)
-        self.entries += token_logprobs(logprobs, targets, [self.ask] * len(targets))
+        self.entries += token_logprobs(logprobs, targets, [self.wanted] * len(targets))
 
 
 class LogitsProcessor:
@@ -86,13 +87,16 @@ class LogitsProcessor:
         self.rows_at_once = max(1, piece_bytes // (4 * vocab_size))
 
     def __call__(self, hidden: torch.Tensor, head: Head, batch: ForwardBatch) -> LogitsProcessorOutput:
-        """hidden [num_tokens, hidden size], after the last norm. Drawing rows are scored before prompt
-        rows. A rank that does not draw calls the head as often and reads nothing.
+        """hidden [num_tokens, hidden size], after the last norm.
+
+        Drawing rows are scored before prompt rows. A rank that does not draw calls the head as often and
+        reads nothing.
         """
-        drawing = [b for b, row in enumerate(batch.sampling_states) if row is not None]
+        drawing = [b for b, state in enumerate(batch.sampling_states) if state is not None]
         rows = _last_rows(batch, drawing)
-        asked = _add_prompt_rows(batch, rows)
-        prompts = asked if get_parallel().is_attn_tp_leader else []
+        prompts = _add_prompt_rows(batch, rows)
+        if not get_parallel().is_attn_tp_leader:
+            prompts = []
         failures = _failures_of_parts(hidden, batch)
         if rows != list(range(batch.num_tokens)):
             hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
@@ -105,9 +109,11 @@ class LogitsProcessor:
         return _output(batch, drawn, drawing, prompts, failures)
 
     def _pieces(self, batch: ForwardBatch, num_drawing: int) -> Iterator[Piece]:
-        """The calls of the head. One replica: the drawing rows together (their logits are the result), then
-        the prompt rows in bounded pieces. Several that share a head: all rows in bounded pieces, as many as
-        the replica with the most rows needs.
+        """The calls of the head.
+
+        One replica: the drawing rows together (their logits are the result), then the prompt rows in bounded
+        pieces. Several that share a head: all rows in bounded pieces, as many as the replica with the most
+        rows needs.
         """
         if head_spans_replicas():
             assert batch.dp_step is not None  # prepare_dp_forward has seen it
@@ -123,9 +129,9 @@ class LogitsProcessor:
 
 
 def shared_pieces(num_rows: list[int], replica: int, rows_at_once: int) -> Iterator[Piece]:
-    """The head calls of replicas that have `num_rows` rows each, with at most `rows_at_once` rows of all of
-    them in one call (at least one of each).
+    """The head calls of replicas that have `num_rows` rows each.
 
+    One call takes at most `rows_at_once` rows of all of them together, and at least one of each.
     Rows [5, 0, 2] and 6 at once: pieces of two, so 2+0+2, 2+0+0, 1+0+0.
     """
     each = max(1, rows_at_once // len(num_rows))
@@ -144,7 +150,7 @@ def _score(rows: torch.Tensor, head: Head, piece: Piece) -> torch.Tensor:
 
 
 def _add_drawn(drawn: torch.Tensor, logits: torch.Tensor, piece: Piece, num_drawing: int) -> torch.Tensor:
-    """The logits to draw from, with those of one more piece. A piece that brings none is not kept alive."""
+    """The logits to draw from, with those of one more piece; a piece that brings none is not kept."""
     fresh = min(num_drawing, piece.end) - piece.start
     if fresh <= 0:
         return drawn
@@ -157,15 +163,16 @@ def _add_prompt_rows(batch: ForwardBatch, rows: list[int]) -> list[_PromptRows]:
     if batch.logprob_requests is None:
         return prompts
     first = 0
-    for b, (ask, count) in enumerate(zip(batch.logprob_requests, batch.extend_lens, strict=True)):
-        if ask is not None and ask.targets:
-            if ask.first_row + len(ask.targets) > count:
+    for b, (wanted, count) in enumerate(zip(batch.logprob_requests, batch.extend_lens, strict=True)):
+        if wanted is not None and wanted.targets:
+            start, num_targets = wanted.first_row, len(wanted.targets)
+            if start + num_targets > count:
                 raise RuntimeError(
-                    f"request {b} asks for {len(ask.targets)} prompt tokens from row {ask.first_row} on, "
+                    f"request {b} asks for {num_targets} prompt tokens from row {start} on, "
                     f"and has {count} rows in this forward"
                 )
-            prompts.append(_PromptRows(b, ask, len(rows)))
-            rows += range(first + ask.first_row, first + ask.first_row + len(ask.targets))
+            prompts.append(_PromptRows(b, wanted, len(rows)))
+            rows += range(first + start, first + start + num_targets)
         first += count
     return prompts
 
@@ -189,17 +196,17 @@ def _output(
 
 
 def _failures_of_parts(hidden: torch.Tensor, batch: ForwardBatch) -> list[str | None]:
-    """One entry a request: a sentence where nothing is drawn after this part and its last row, which has
-    attended to all before it, is not finite.
+    """One entry a request: why it failed, where nothing is drawn and its last row is not finite.
 
-    Its logits would not show it, and what it left in the cache must not be kept: masked values that are not
-    finite spread to the rows before them, which other requests may share.
+    The last row has attended to all before it. No logits would show the failure, and what the request left in
+    the cache must not be kept: masked values that are not finite spread to the rows before them, which other
+    requests may share.
     """
     failures: list[str | None] = [None] * batch.batch_size
-    silent = [b for b, row in enumerate(batch.sampling_states) if row is None]
-    if silent:
-        last = hidden[torch.tensor(_last_rows(batch, silent), dtype=torch.int64, device=hidden.device)]
-        for b, finite in zip(silent, torch.isfinite(last).all(dim=-1).tolist(), strict=True):
+    unfinished = [b for b, state in enumerate(batch.sampling_states) if state is None]
+    if unfinished:
+        last = hidden[torch.tensor(_last_rows(batch, unfinished), dtype=torch.int64, device=hidden.device)]
+        for b, finite in zip(unfinished, torch.isfinite(last).all(dim=-1).tolist(), strict=True):
             failures[b] = None if finite else NOT_FINITE
     return failures
 

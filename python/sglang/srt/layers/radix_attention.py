@@ -1,7 +1,7 @@
-"""Owns the place where a model meets the attention back end: one per layer, no weights.
+"""Owns the call of the attention back end from a model: one per layer, without weights.
 
-Read by models and by back ends (heads, scale, layer number). It must not know pages or batches: it hands both
-to the back end of the forward that runs.
+Read by models and by back ends (heads, scale, layer number). It must not know pages or batches: the back end
+of the running forward does.
 """
 
 from __future__ import annotations

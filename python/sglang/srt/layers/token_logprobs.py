@@ -15,21 +15,21 @@ from sglang.srt.messages.io_struct import LOGPROB_FLOOR, TokenLogprob
 
 
 def token_logprobs(
-    logprobs: torch.Tensor, token_ids: Sequence[int], asks: Sequence[LogprobRequest]
+    logprobs: torch.Tensor, token_ids: Sequence[int], requests: Sequence[LogprobRequest]
 ) -> list[TokenLogprob]:
-    """One entry a row of logprobs [rows, vocab]: the value of `token_ids[row]` and what `asks[row]` wants.
+    """One entry a row of logprobs [rows, vocab]: the value of `token_ids[row]` and what `requests[row]` asks.
 
     A token's value and its entry among the alternatives are the same float.
     """
     rows = torch.arange(len(token_ids), device=logprobs.device)
     own = logprobs[rows, torch.tensor(token_ids, device=logprobs.device)].tolist()
-    top = _top(logprobs, [ask.top_num for ask in asks])
+    top = _top(logprobs, [request.top_num for request in requests])
     entries = []
-    for row, (value, token_id, ask) in enumerate(zip(own, token_ids, asks, strict=True)):
+    for row, (value, token_id, request) in enumerate(zip(own, token_ids, requests, strict=True)):
         chosen = None
-        if ask.token_ids is not None:
-            values = logprobs[row, torch.tensor(ask.token_ids, dtype=torch.int64)].tolist()
-            chosen = [(_floored(v), i) for v, i in zip(values, ask.token_ids, strict=True)]
+        if request.token_ids is not None:
+            values = logprobs[row, torch.tensor(request.token_ids, dtype=torch.int64)].tolist()
+            chosen = [(_floored(v), i) for v, i in zip(values, request.token_ids, strict=True)]
         entries.append(TokenLogprob(logprob=_floored(value), token_id=token_id, top=top[row], chosen=chosen))
     return entries
 
@@ -52,7 +52,7 @@ def _top(logprobs: torch.Tensor, counts: list[int]) -> list[list[tuple[float, in
             continue
         count = min(count, most)
         last = values[row][count - 1]
-        # topk takes any of the tokens that share the last value; the rule is the lowest ids.
+        # topk takes any of the tokens that share the last value; we list the lowest ids.
         ranked = [(v, i) for v, i in zip(values[row], ids[row], strict=True) if v > last]
         level = (logprobs[row] == last).nonzero()[:, 0][: count - len(ranked)].tolist()
         ranked.sort(key=lambda entry: (-entry[0], entry[1]))

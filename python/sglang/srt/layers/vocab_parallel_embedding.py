@@ -45,11 +45,11 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(nn.Module):
-    """hidden [rows, hidden] -> float32 logits [rows, vocab]; the vocabulary is cut over the group of `axis`,
-    whose ranks must all bring the same rows.
+    """hidden [rows, hidden] -> float32 logits [rows, vocab].
 
-    `vocab_size` may be lowered later to the ids that a token stands for. A tied head shares the table of the
-    embedding if both are cut alike; else it holds its own part of the same checkpoint tensor.
+    The vocabulary is cut over the group of `axis`, whose ranks must all bring the same rows. `vocab_size` may
+    be lowered later to the ids that a token stands for. A tied head shares the table of the embedding if both
+    are cut alike; otherwise it holds its own part of the same checkpoint tensor.
     """
 
     weight: LoadableParameter

@@ -1,7 +1,7 @@
 """Owns one rank's model, cache and attention back end, and runs a forward over them.
 
-Built by the tensor-parallel worker. It composes and decides nothing itself; it keeps no tensor-parallel group
-(layers ask the context in the scope that runs), runs in no other placement than its own, and does not sample.
+Built by the tensor-parallel worker. It composes its parts and does not sample. It keeps no tensor-parallel
+group (layers ask the context in the scope that runs) and runs in no other placement than its own.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
         """Plan once, run all layers, give the logits that are needed.
 
-        With attention data parallelism every rank of the tensor group must come, also with
-        `ForwardBatch.idle(step, device)`, which plans no attention and gives no logits. `RuntimeError` in
-        another placement than the one in which the runner was built.
+        With attention data parallelism every rank of the tensor group must call it, those without requests
+        with `ForwardBatch.idle(step, device)`. `RuntimeError` in another placement than the one in which the
+        runner was built.
         """
         self.placement.check_in_force()
         if get_parallel().attn_dp_size > 1:

@@ -1,7 +1,7 @@
-"""Owns how the ranks of an attention-TP group come to the same tokens: the leader draws, the others are told.
+"""Owns how the ranks of an attention-TP group get the same tokens: the leader draws and broadcasts them.
 
-Called by the worker after each forward. It must not draw or judge: it carries the leader's result, and a
-checksum of the plan that it belongs to.
+Called by the worker after each forward. It must not draw: it carries the leader's result, and checksums of
+the batch that it belongs to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult
 from sglang.srt.runtime_context import get_parallel
 
-#: First word of the broadcast, so that a rank that is elsewhere in its turn notices.
+#: First word of the broadcast, so that a rank that is at another collective notices.
 RESULT = "result"
 
 _encoder = msgspec.msgpack.Encoder()
@@ -56,14 +56,14 @@ def share_result(batch: ForwardBatch, draw: Callable[[], GenerationBatchResult])
         result.read()
         group.broadcast_object([RESULT, plan_fingerprint(batch), _encoder.encode(result)], src=0)
         return result
-    heard = group.broadcast_object(None, src=0)
+    received = group.broadcast_object(None, src=0)
     mine = plan_fingerprint(batch)
-    if not isinstance(heard, list) or heard[0] != RESULT:
+    if not isinstance(received, list) or received[0] != RESULT:
         raise RuntimeError(
             f"rank {parallel.attn_tp_rank} of the attention-TP group ran a batch ({_shown(mine)}) and its "
             "leader ran none: the two planned differently"
         )
-    _, theirs, packed = heard
+    _, theirs, packed = received
     if theirs != mine:
         raise RuntimeError(
             f"rank {parallel.attn_tp_rank} of the attention-TP group ran another batch than its leader: "

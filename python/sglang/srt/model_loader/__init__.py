@@ -1,6 +1,4 @@
-"""From files to weights.
+"""Readers of checkpoint formats (GGUF, safetensors, dummy) and the loading of a model from them.
 
-Owns the readers of checkpoint formats (GGUF, safetensors, dummy) and the load with its progress; import the
-module you need. Read by the model runner. It must not know how a model lays out its parameters: it hands out
-named tensors.
+Read by the model runner. It must not know how a model lays out its parameters: it hands out named tensors.
 """

@@ -23,9 +23,7 @@ _CHUNK_ROWS = 1024
 
 
 def dummy_weights(model_config: ModelConfig, dtype: torch.dtype) -> list[WeightItem]:
-    """One item for each tensor that a checkpoint of this config would hold; a tensor's values depend on its
-    name only.
-    """
+    """One item for each tensor that a checkpoint of this config would hold; its name seeds its values."""
     return [
         WeightItem(
             name=name,
@@ -96,8 +94,9 @@ def _values(
 
 
 def _random_rows(name: str, shape: tuple[int, ...], begin: int) -> torch.Tensor:
-    """The chunk of rows from `begin` on. Seeded by name and place: every rank of a layout, and every dtype,
-    sees the same model.
+    """The chunk of rows from `begin` on.
+
+    Seeded by name and place, so that every rank of a layout, and every dtype, sees the same model.
     """
     seed = zlib.crc32(f"{name}:{begin}".encode()) if begin else zlib.crc32(name.encode())
     generator = torch.Generator().manual_seed(seed)

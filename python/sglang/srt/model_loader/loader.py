@@ -1,7 +1,6 @@
-"""The load of a model: which reader, in which order, with which word to the user.
+"""Owns the loading of a model: the choice of a reader, progress and the two log lines.
 
-Owns the choice of a reader, progress and the two log lines. Read by the model runner. It must not import
-models: a model is anything with `load_weights(items)`.
+Read by the model runner. It must not import models: a model is anything that `LoadsWeights`.
 """
 
 from __future__ import annotations
@@ -47,8 +46,10 @@ class Checkpoint:
 
 
 def open_checkpoint(model_config: ModelConfig, load_format: str, dtype: torch.dtype) -> Checkpoint:
-    """All files, opened and checked. Build the model from the config that comes back: where the file brings a
-    head of its own, it no longer says that the head is tied.
+    """All files, opened and checked.
+
+    Build the model from the config that comes back: where the files hold a head of its own, it no longer says
+    that the head is tied.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format {load_format!r} is not served; known: {', '.join(LOAD_FORMATS)}")
@@ -70,8 +71,9 @@ def open_checkpoint(model_config: ModelConfig, load_format: str, dtype: torch.dt
 def load_model(
     model: LoadsWeights, checkpoint: Checkpoint, *, dtype: torch.dtype, show_progress: bool = False
 ) -> None:
-    """Fill `model` from its checkpoint; `show_progress` draws a bar on stderr, with the bytes that this rank
-    reads and their rate.
+    """Fill `model` from its checkpoint.
+
+    `show_progress` draws a bar on stderr, with the bytes that this rank reads and their rate.
     """
     before = available_memory_bytes()
     logger.info("Load weight begin. avail mem=%.2f GB", before / _GIB)

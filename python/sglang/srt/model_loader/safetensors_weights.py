@@ -1,7 +1,7 @@
-"""Weights of a Hugging Face folder: one safetensors file, or shards behind an index.
+"""Owns the weights of a Hugging Face folder: one safetensors file, or shards behind an index.
 
-Owns the checks that the files are whole and say what the index says, all made before the first tensor is
-read. Read by the loader. It must not load pickled checkpoints.
+All files are checked, also against the index, before the first tensor is read. Read by the loader. It must
+not load pickled checkpoints.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ def _entry(file: pathlib.Path, name: str, row: Any) -> tuple[_Entry, int]:
 
 
 def _files(folder: pathlib.Path, index: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
-    """The files of the checkpoint, each with the tensors that the index expects in it (None without an
-    index).
-    """
+    """The files of the checkpoint, each with the tensors that the index expects in it (None: no index)."""
     if index.is_file():
         return dict(_indexed_files(index))
     single = folder / SINGLE_FILE

@@ -1,7 +1,7 @@
-"""Tensors that checkpoints carry although no parameter of the model is waiting for them.
+"""Owns what is done with tensors of a checkpoint that no parameter of the model is made of.
 
-Owns what is done with each kind: none is put aside before its values were looked at and the log has said so.
-Called by the loader; a tensor of no kind that stands here is refused by the model.
+Called by the loader. None is left out before its values were compared and the log has said so; one of a kind
+that is not known here is refused by the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK_VALUES = 4 << 20
 def put_aside(
     model_config: ModelConfig, items: list[WeightItem], dtype: torch.dtype
 ) -> tuple[ModelConfig, list[WeightItem]]:
-    """The config that these tensors bear out, and those of them that a model of that config holds.
+    """The config that these tensors agree with, and those of them that a model of that config holds.
 
     A config may say that the head is the embedding table while the file brings a head as well. A copy is left
     out; a head of other values is the model's own, and the config that comes back says so.

@@ -8,7 +8,7 @@ from sglang.srt.configs.architectures.rope_scaling import Llama3Scaling
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding, apply_rotary
 from sglang.srt.layers.rotary_embedding.llama3 import Llama3RotaryEmbedding
 
-__all__ = ["Llama3RotaryEmbedding", "RotaryEmbedding", "apply_rotary", "get_rope"]
+__all__ = ["RotaryEmbedding", "apply_rotary", "get_rope"]
 
 
 def get_rope(

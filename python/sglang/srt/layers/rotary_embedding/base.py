@@ -1,8 +1,8 @@
 """Owns plain rotary embedding: cosines and sines of a batch's positions, and their application to heads.
 
-Read by models: once a forward `forward(positions)`, once a layer `apply_rotary`. It keeps no table: a few
-operations a forward cost less than a table of the whole context. Angles are float32 whatever the model's
-type.
+Read by models, which call `forward(positions)` once a forward and `apply_rotary` once a layer. It keeps no
+table: a few operations a forward cost less than a table of the whole context. Angles are float32 whatever the
+model's type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 
 
 class RotaryEmbedding(nn.Module):
-    """Frequencies theta^(-2i / head_dim); dimension i turns together with dimension i + head_dim / 2."""
+    """Frequencies theta^(-2i / head_dim); dimension i is rotated with dimension i + head_dim / 2."""
 
     frequencies: torch.Tensor
 
@@ -40,7 +40,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def apply_rotary(heads: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
-    """Turn heads [rows, heads, head_dim]; the result is a new tensor.
+    """Rotate heads [rows, heads, head_dim]; the result is a new tensor.
 
     With the sign in the sine, (x1 cos - x2 sin, x2 cos + x1 sin) is x * cos + swap(x) * sin: three
     operations.

@@ -1,5 +1,4 @@
-"""Owns Llama 3's stretched frequencies: long waves are slowed by a factor, short ones are left, with a smooth
-way between.
+"""Owns Llama 3's rotary frequencies: those of long waves are divided by a factor that fades to 1.
 
 Built by `get_rope`. It must not read a config file: the parameters arrive checked.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AxisShare:
-    """The part `start : start + length` of a dimension, held in `room` places; what is left over is zeros.
+    """The part `start : start + length` of a dimension, held in `room` places; the others are zeros.
 
     `room` is the same on every rank, so that collectives meet tensors of one shape.
     """
@@ -108,8 +108,7 @@ class HeadShare:
         return cls(num_heads, num_kv_heads, width, kv.times(group), kv, 1)
 
     def sentence(self) -> str | None:
-        """What differs from an even split, for the log at start; None where every head is held once and
-        nothing is padded.
+        """What differs from an even split, for the log; None if each head is held once and none is padded.
 
         >>> HeadShare.of(9, 3, 2, 0).sentence()  # doctest: +NORMALIZE_WHITESPACE
         '9 query and 3 key/value heads over 2 ranks: padded to 12 and 4 with zero heads, 6 and 2 a rank'

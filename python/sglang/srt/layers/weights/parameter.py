@@ -1,5 +1,4 @@
-"""Owns how checkpoint tensors reach parameters: places that know their shard, and the ledger that counts
-them.
+"""Owns how checkpoint tensors reach parameters: places that know their shard, a ledger that counts them.
 
 Read by layers (which declare places), models (which open a ledger over themselves) and loaders (which yield
 `WeightItem`). It must not know file formats or model names; widths and ranks arrive as plain numbers from the
@@ -54,11 +53,11 @@ class WeightItem:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one checkpoint tensor lies in a parameter: rows `start : start + share.room` of the parameter's
-    dimension `dim` belong to it; the first `share.length` of them hold the tensor's rows from `share.start`
-    on, the rest are zeros.
+    """Where one checkpoint tensor lies in a parameter.
 
-    `source_shape` is the shape of the whole tensor in the file.
+    Rows `start : start + share.room` of the parameter's dimension `dim` belong to it; the first
+    `share.length` of them hold the tensor's rows from `share.start` on, the rest are zeros. `source_shape` is
+    the shape of the whole tensor in the file.
     """
 
     name: str
@@ -76,8 +75,7 @@ class Place:
     def shard(
         cls, name: str, shape: tuple[int, ...], *, dim: int, rank: int, size: int, start: int = 0
     ) -> Place:
-        """Rank `rank` of `size` holds an equal slice along `dim`, rounded up; a fused parameter puts it at
-        `start`.
+        """Rank `rank` of `size` holds an equal slice along `dim`, rounded up, at `start` of the parameter.
 
         Column shards (output features) cut dimension 0 of a weight [out, in], row shards (input features)
         dimension 1.

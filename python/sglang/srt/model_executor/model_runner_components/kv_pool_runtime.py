@@ -59,8 +59,9 @@ def pool_budget_bytes(
 
 
 def least_budget_bytes(seen: Sequence[HostMemory], *, mem_fraction: float | None, ranks: int) -> int:
-    """What every rank of the world can afford: of each host the largest number before and the smallest now
-    (ranks load at the same time), and of the hosts the poorest.
+    """What every rank of the world can afford: the budget of the host that has least.
+
+    Ranks of a host load at the same time, so its largest number before and its smallest now count.
     """
     hosts: dict[int, list[HostMemory]] = {}
     for memory in seen:
@@ -89,8 +90,9 @@ def _seen_by_all_ranks(mine: HostMemory) -> list[HostMemory]:
 def pool_tokens(
     *, budget_bytes: int, bytes_per_token: int, page_size: int, max_total_tokens: int | None, useful: int
 ) -> int:
-    """Tokens of the pool, a multiple of the page size: what fits, at most what was asked, and no more than
-    `useful` (all requests at full length).
+    """Tokens of the pool, a multiple of the page size.
+
+    They fit in the budget, and are at most `max_total_tokens` and `useful` (all requests at full length).
     """
     fitting = max(0, budget_bytes) // bytes_per_token
     tokens = min(fitting, useful)
@@ -113,7 +115,7 @@ def pool_tokens(
 
 
 def _check_request_table(rows: int, context_len: int, available: int) -> None:
-    """The table has a number of 8 bytes for each token that each request may have."""
+    """Refuse a request table that does not fit: 8 bytes for each token that each request may have."""
     needed = 8 * rows * context_len
     if needed > available:
         raise ValueError(

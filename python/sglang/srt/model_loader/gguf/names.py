@@ -1,7 +1,6 @@
-"""The names of GGUF tensors in the words of Hugging Face checkpoints.
+"""Owns the map from names of GGUF tensors to those of Hugging Face checkpoints, for served architectures.
 
-Owns that map for the served architectures. Read by the GGUF reader only.
-It must not touch data.
+Read by the GGUF reader only. It must not touch data.
 """
 
 from __future__ import annotations

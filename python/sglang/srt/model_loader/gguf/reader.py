@@ -1,7 +1,7 @@
 """Weights of a GGUF file under Hugging Face names.
 
-Owns the order of rows inside q and k, which GGUF files of Llama models shuffle. Read by the loader.
-It must not parse the header (`configs/gguf/header.py`) or decode blocks (`gguf_dequant.py`).
+Owns the order of rows inside q and k, which GGUF files of Llama models shuffle. Read by the loader. It must
+not parse the header (`configs/gguf/header.py`) or decode blocks (`dequant.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from sglang.srt.model_loader.gguf.names import CONFIG_TENSORS, hf_name
 
 
 def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
-    """One item for each tensor. All files are checked whole here, and nothing is decoded before an item is
-    loaded.
-    """
+    """One item for each tensor; the files are checked now, tensors are decoded when they are loaded."""
     header = open_gguf(model_config.path)
     items: list[WeightItem] = []
     for tensor in header.tensors.values():
@@ -72,8 +70,9 @@ def _load(
     start: int = 0,
     length: int | None = None,
 ) -> torch.Tensor:
-    """A part of a tensor, in the order of rows that the model wants: whole rows are cut out of the file, and
-    of the last dimension only the blocks that hold it are decoded.
+    """A part of a tensor, in the order of rows that the model wants.
+
+    Whole rows are cut out of the file, and of the last dimension only the blocks that hold it are decoded.
     """
     what = f"{tensor.path}: tensor {tensor.name!r}"
     shape = tensor.shape

@@ -71,9 +71,7 @@ class SelfAttention(nn.Module):
         )
 
     def norm_heads(self, qk: torch.Tensor) -> torch.Tensor:
-        """The query and key heads [rows, heads, head_dim] as they are rotated; overridden by architectures
-        that normalise them first.
-        """
+        """Query and key heads [rows, heads, head_dim] before they are rotated; here they stay as they are."""
         return qk
 
 

@@ -15,8 +15,10 @@ from sglang.srt.layers.quantization.base_config import QuantizationConfig
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)), cut over the tensor group: every rank brings the same rows and gets its
-    own term of the sum. Whoever calls it sums (`communicator.reduce_mlp_rows`).
+    """down(act(gate(x)) * up(x)), cut over the tensor group.
+
+    Every rank brings the same rows and gets its own term of the sum, which the caller takes
+    (`communicator.reduce_mlp_rows`).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Owns asking a running server's OpenAI routes by hand, and taking its answers apart.
+"""Owns calling a running server's OpenAI routes without the openai client, and reading the answers.
 
-Read by the server tests. Every call checks the shape it asks for; it must not know what a test wants inside.
+Read by the server tests. Every call checks the form of its answer; it must not know what a test wants inside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import httpx
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Say hello to the world"}]
 PROMPT = "the quick brown fox jumps over"
-#: The most likely tokens, as many as asked for.
+#: The most likely tokens, until the limit.
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
@@ -50,15 +50,22 @@ def refused(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
 
 
 def stream(http: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream, which must be closed by `[DONE]`."""
-    blocks = ask(http, path, stream=True, **body).text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
+    """The chunks of a stream that must succeed."""
+    return events(ask(http, path, stream=True, **body))
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The chunks of a stream, which must be closed by `[DONE]` and nothing else."""
+    assert response.status_code == 200, response.text
+    blocks = response.text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""], response.text[-200:]
+    assert all(block.startswith("data: ") for block in blocks[:-1])
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
 
 
-def choices_of(chunks: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
+def of_choice(chunks: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
     """The choice objects of one index, in order."""
-    return [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+    return [c for chunk in chunks for c in chunk.get("choices", ()) if c["index"] == index]
 
 
 def text_of(choice: dict[str, Any]) -> str:
@@ -69,4 +76,4 @@ def text_of(choice: dict[str, Any]) -> str:
 
 def joined(chunks: list[dict[str, Any]], index: int = 0) -> str:
     """The text of one choice of a stream."""
-    return "".join(text_of(c) for c in choices_of(chunks, index))
+    return "".join(text_of(c) for c in of_choice(chunks, index))

@@ -1,5 +1,4 @@
-"""Owns a real server process for tests: started on a free port with its own socket folder, watched, and
-ended.
+"""Owns a real server process for tests: started on a free port with its own socket folder, and ended.
 
 Used by the server lane. `python -m sglang.test.server.server_fixture RANK_MODULE ARGS` is the server over
 ranks of another module. It must not leave a process or a file behind, whatever a test does.
@@ -92,15 +91,22 @@ class RunningServer:
     def generate(self, **body: Any) -> httpx.Response:
         return self.client.post("/generate", json=body)
 
+    def answer(self, **body: Any) -> dict[str, Any]:
+        """The whole answer of a `/generate` call that must succeed."""
+        response = self.generate(**body)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
     def kill_all(self) -> None:
-        """The end of the test: whatever of it still lives is killed."""
-        family = []
+        """Kill every process of the server that still runs."""
+        processes = []
         with contextlib.suppress(psutil.NoSuchProcess):
             main = psutil.Process(self.process.pid)
-            family = [*main.children(recursive=True), main]
-        for member in family:
+            processes = [*main.children(recursive=True), main]
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+                process.kill()
         self.process.wait()
         self.client.close()
 
@@ -141,7 +147,7 @@ def running_server(
 
 
 def process_is_gone(pid: int) -> bool:
-    """True also for a zombie: it holds nothing any more."""
+    """True also for a zombie, which holds no resource any more."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

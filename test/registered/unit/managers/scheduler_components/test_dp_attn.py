@@ -4,7 +4,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,12 +29,6 @@ from sglang.test.fakes.scheduler_driver import create_scheduler, make_request
 PROMPT = [(7 * i) % 900 for i in range(50)]
 TWO = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
 NOTHING = ReplicaFacts(0, 0, 0, 0, 0, 0, 0)
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_published() -> Iterator[None]:
-    yield
-    reset_context()
 
 
 class Others:

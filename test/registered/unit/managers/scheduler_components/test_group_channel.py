@@ -6,7 +6,6 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=5, suite="unit-cpu")
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,12 +38,6 @@ SMALL = {
     "max_running_requests": 5,
     "schedule_conservativeness": 0.1,
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_published() -> Iterator[None]:
-    yield
-    reset_context()
 
 
 def traffic() -> dict[int, list[Any]]:

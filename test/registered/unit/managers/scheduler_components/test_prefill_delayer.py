@@ -5,13 +5,12 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=2, suite="unit-cpu")
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer, Vote
-from sglang.srt.runtime_context import get_context, get_parallel, get_schedule, reset_context
+from sglang.srt.runtime_context import get_context, get_parallel, get_schedule
 from sglang.test.fakes.fake_group import FakeGroup, Row
 from sglang.test.fakes.fake_worker import expected_output
 from sglang.test.fakes.scheduler_driver import create_scheduler, make_request, run
@@ -19,12 +18,6 @@ from sglang.test.test_utils import published_topology
 
 NOBODY = Vote(0, 0, 0)
 READY = Vote(1, 0, 0)
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_published() -> Iterator[None]:
-    yield
-    reset_context()
 
 
 def ask(delayer: PrefillDelayer, mine: bool, *others: Vote, usage: float = 0.9, each: int = 1) -> bool:

@@ -13,7 +13,6 @@ import pytest
 
 from sglang.test.ports import held_ports
 from sglang.test.server.server_fixture import RunningServer, running_server
-from sglang.test.tiny_models import write_tiny_model
 
 #: Odd lengths, so that no width divides them; 40 tokens take the second page of everything.
 PROMPTS = [[5], [7, 9, 11], [3, 30, 300, 17, 4], list(range(20, 60))]
@@ -21,15 +20,8 @@ SMALL = ("--max-total-tokens", "1024", "--dtype", "float32")
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 def ask(server: RunningServer, prompt: list[int], **fields: Any) -> list[int]:
-    answer = server.generate(input_ids=prompt, sampling_params=GREEDY, **fields)
-    assert answer.status_code == 200, answer.text
-    ids: list[int] = answer.json()["output_ids"]
+    ids: list[int] = server.answer(input_ids=prompt, sampling_params=GREEDY, **fields)["output_ids"]
     return ids
 
 

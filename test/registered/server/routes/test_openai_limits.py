@@ -37,12 +37,6 @@ def server(tmp_path_factory):
         yield running
 
 
-@pytest.fixture(scope="module")
-def http(server):
-    with httpx.Client(base_url=server.url, timeout=HANG_GUARD_S) as client:
-        yield client
-
-
 # bad requests
 
 ILLEGAL = [

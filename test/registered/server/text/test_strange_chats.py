@@ -6,7 +6,6 @@ register_cpu_ci(est_time=10, suite="server-cpu")
 
 import json
 
-import httpx
 import pytest
 
 from sglang.test.fakes.fake_model import END, write_fake_model
@@ -34,12 +33,6 @@ def server(tmp_path_factory):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 0}))
     with running_server(write_tiny_gguf(folder), "--dtype", "float32") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def http(server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
 
 
 def test_a_chat_ends_where_its_turn_does(http):

@@ -57,11 +57,6 @@ http_server.HttpServer.run_until_told = bent
 """
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 def bent_start(
     model: pathlib.Path, tmp_path: pathlib.Path, bend: str, *flags: str
 ) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,6 @@ import pytest
 
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.server.server_fixture import RunningServer, running_server
-from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 register_cpu_ci(est_time=45, suite="server-cpu")
@@ -29,11 +28,6 @@ MEMORY_SLACK_BYTES = 24 << 20
 #: An allocator grows until it has seen the worst moment of such traffic, a leak in every round.
 MOST_ROUNDS = 4
 FLAGS = ("--max-total-tokens", "1500", "--max-running-requests", "12")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_tiny_model(tmp_path_factory.mktemp("soak"))
 
 
 def states(server: RunningServer) -> list[dict]:

@@ -24,10 +24,7 @@ T2 = ["--tp-size", "2"]
 
 
 def generate(server: RunningServer, **body: Any) -> dict[str, Any]:
-    answer = server.generate(**{"text": "one two three", **body})
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return server.answer(**{"text": "one two three", **body})
 
 
 #: Log-probability by id, the most likely first.

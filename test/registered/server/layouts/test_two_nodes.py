@@ -18,7 +18,6 @@ import pytest
 
 from sglang.test.ports import held_ports
 from sglang.test.server.server_fixture import RunningServer, process_is_gone, running_server
-from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 
 PROMPTS = [[5], [7, 9, 11], [3, 30, 300, 17, 4]]
@@ -29,20 +28,13 @@ GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def expected(model: pathlib.Path) -> list[list[int]]:
     with running_server(model, *SMALL) as server:
         return answers(server)
 
 
 def answers(server: RunningServer) -> list[list[int]]:
-    replies = [server.generate(input_ids=prompt, sampling_params=GREEDY) for prompt in PROMPTS]
-    assert [reply.status_code for reply in replies] == [200] * len(PROMPTS), replies[-1].text
-    return [reply.json()["output_ids"] for reply in replies]
+    return [server.answer(input_ids=prompt, sampling_params=GREEDY)["output_ids"] for prompt in PROMPTS]
 
 
 @contextlib.contextmanager

@@ -26,10 +26,7 @@ def answers(server: RunningServer) -> list[dict[str, Any]]:
     """Every prompt's answer, four at a time: rows of a batch are of different lengths."""
 
     def ask(prompt: str) -> dict[str, Any]:
-        answer = server.generate(text=prompt, sampling_params=GREEDY)
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        return server.answer(text=prompt, sampling_params=GREEDY)
 
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(ask, PROMPTS))

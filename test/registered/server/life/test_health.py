@@ -15,15 +15,9 @@ from sglang.srt.processes.hold_watch import process_state
 from sglang.test.fakes.fake_rank import HANG_PROMPT
 from sglang.test.fakes.fake_stopped_rank import FAKE_STOPPED_RANK
 from sglang.test.server.server_fixture import READY_LINE, running_server
-from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import wait_until
 
 API, ADMIN = "normal-key-1234567", "admin-key-7654321"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def test_health_is_503_until_the_self_test_has_passed(model: pathlib.Path) -> None:

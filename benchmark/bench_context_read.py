@@ -1,9 +1,9 @@
 """What does a read through the context cost, and a scope? Prints nanoseconds beside a plain module global.
 
 Usage: python benchmark/bench_context_read.py [--rounds N]. Layers ask for widths thousands of times a step,
-so a read is to stay within about 300 ns; a draft enters its scope several times a step, so that is to cost
-at most about 15,000 ns. The best of many short rounds is shown, each shorter than a time
-slice: other work on the machine only adds.
+so a read should stay within about 300 ns; a draft enters its scope several times a step, so that should cost
+at most about 15,000 ns. The best of many rounds is shown, each shorter than a time slice, because other work
+on the machine only adds time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READS = {
 }
 
 
-#: Blocks that do nothing: what is left is entering and leaving the scope.
+#: Empty blocks: only entering and leaving the scope is measured.
 SCOPES = {
     "one name    with parallel.override(...)": "with parallel.override(attn_tp_rank=1): pass",
     "a draft's   with patch_tensor_parallel...": "with draft_tensor_scope(): pass",
@@ -43,7 +43,7 @@ READS_PER_ROUND = 2_000
 def nanoseconds(
     statement: str, names: dict[str, Any], rounds: int, per_round: int = READS_PER_ROUND
 ) -> float:
-    """Best round, per statement."""
+    """The best round, in nanoseconds per statement."""
     timer = timeit.Timer(statement, globals=names)
     return min(timer.repeat(repeat=rounds, number=per_round)) / per_round * 1e9
 

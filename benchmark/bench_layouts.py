@@ -1,13 +1,12 @@
 """How many tokens a second does each layout make beside one rank, and how much of that time are collectives?
 
 Usage: python benchmark/bench_layouts.py [--model NAME] [--rounds 5] [--batch-sizes 1 16]. The ranks of all
-layouts are loaded at once and take turns within one run, in another order every round, on prompts that no
+layouts are loaded at once and run one after the other, in another order every round, on prompts that no
 earlier round has seen. Each rank runs the engine's scheduler and worker without a server, with the threads
-that a served rank would get: the cores of the machine over the ranks of its layout.
+that a served rank would get: the cores of the machine divided by the ranks of its layout.
 
-Time in collectives is the time a rank spends inside the methods of its groups, so waiting for a slower rank
-counts. On one machine all layouts have the same cores: with 2 of them none has more to compute with than one
-rank of 2 threads, and what the table shows is the price of a layout.
+Time in collectives is the time a rank spends inside the methods of its groups, waiting for slower ranks
+included. On one machine all layouts share the same cores, so the table shows what a layout costs.
 """
 
 from __future__ import annotations
@@ -40,9 +39,6 @@ LAYOUTS = {
     "tp 4": Layout(tp_size=4),
     "tp 4, attn-dp 2": Layout(tp_size=4, attn_dp_size=2),
 }
-
-
-# one rank
 
 
 class CollectiveClock:
@@ -82,8 +78,8 @@ class CollectiveClock:
         return timed
 
 
-def be_a_rank(spec: dict[str, Any]) -> None:
-    """Load once; then a line of JSON in (the prompts of this rank's replica), a line out, until the end."""
+def run_rank(spec: dict[str, Any]) -> None:
+    """Load once; then read a line of JSON (the prompts of this rank's replica), write one, until the end."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -119,7 +115,7 @@ def be_a_rank(spec: dict[str, Any]) -> None:
 
 
 def _round(scheduler: Any, channel: Any, clock: CollectiveClock, order: dict[str, Any]) -> dict[str, Any]:
-    """All prompts of this replica, together with the other ranks' part of them."""
+    """Run all prompts of this replica, together with the other ranks."""
     from sglang.test.fakes.fake_channel import answers
     from sglang.test.fakes.scheduler_driver import make_request
 
@@ -138,9 +134,6 @@ def _round(scheduler: Any, channel: Any, clock: CollectiveClock, order: dict[str
         "share": (clock.seconds - before) / elapsed,
         "rows": [made[str(i)].ids for i in range(len(prompts))] if channel is not None else [],
     }
-
-
-# one layout
 
 
 @dataclass
@@ -238,7 +231,7 @@ def _fields(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _environment(rank: int, ranks: int) -> dict[str, str]:
-    """What the engine gives to a rank, whatever this process was started with."""
+    """The environment that the engine gives to a rank, whatever this process was started with."""
     from sglang.srt.environ import envs
     from sglang.srt.processes.rank_environment import rank_environment
 
@@ -246,11 +239,8 @@ def _environment(rank: int, ranks: int) -> dict[str, str]:
         return rank_environment(rank, ranks)
 
 
-# the contest
-
-
 @dataclass
-class Contest:
+class Comparison:
     """All layouts on the same prompts."""
 
     deployments: list[Deployment]
@@ -266,9 +256,9 @@ class Contest:
                 [draw.randrange(min(1000, vocab // 2), vocab - 1) for _ in range(self.options.prompt_tokens)]
                 for _ in range(batch)
             ]
-            turn = number % len(self.deployments)
+            first = number % len(self.deployments)
             rows = {}
-            for deployment in (*self.deployments[turn:], *self.deployments[:turn]):
+            for deployment in (*self.deployments[first:], *self.deployments[:first]):
                 seconds, share, rows[deployment.name] = deployment.generate(prompts, new)
                 if number:
                     deployment.rates.setdefault(batch, []).append(batch * new / seconds)
@@ -294,7 +284,7 @@ class Contest:
             print("|", " | ".join(cells), "|", flush=True)
 
 
-def options_of_the_command() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=MODEL, help="a folder, a GGUF file or an alias")
     parser.add_argument("--dtype", default="float32")
@@ -318,9 +308,9 @@ def options_of_the_command() -> argparse.Namespace:
 
 
 def main() -> None:
-    options = options_of_the_command()
+    options = parse_options()
     if options.rank is not None:
-        be_a_rank(json.loads(options.rank))
+        run_rank(json.loads(options.rank))
         return
     chosen = {name: layout for name, layout in LAYOUTS.items() if name in options.layouts}
     deployments: list[Deployment] = []
@@ -329,7 +319,7 @@ def main() -> None:
             for name, layout in {ONE_RANK: Layout(), **chosen}.items():
                 print(f"loading {name} ...", file=sys.stderr, flush=True)
                 deployments.append(Deployment(name, layout, options, Path(folder)))
-            contest = Contest(deployments, options)
+            comparison = Comparison(deployments, options)
             cores = len(os.sched_getaffinity(0))
             print(
                 f"{options.model}, {options.dtype}, {options.prompt_tokens} prompt and {options.new_tokens} "
@@ -340,10 +330,10 @@ def main() -> None:
             print("| layout | batch | threads a rank | tok/s | beside one rank | time in collectives |")
             print("|---|---|---|---|---|---|")
             for batch in options.batch_sizes:
-                contest.run(batch)
-                contest.print_table(batch)
+                comparison.run(batch)
+                comparison.print_table(batch)
             rows = (options.rounds + 1) * sum(options.batch_sizes)
-            same = ", ".join(f"{name} {count}" for name, count in contest.same_rows.items())
+            same = ", ".join(f"{name} {count}" for name, count in comparison.same_rows.items())
             print(f"rows with the tokens of one rank, of {rows}: {same}")
         finally:
             for deployment in deployments:

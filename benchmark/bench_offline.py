@@ -1,9 +1,9 @@
 """How many tokens a second does the engine make, beside `transformers` on the same model, threads and dtype?
 
-Usage: python benchmark/bench_offline.py [--dtype bfloat16] [--rounds 3] [--batch-sizes 1 16]. Needs the dev
-set and the model package. The two take turns within one run, on prompts that no earlier round has seen, so
-that neither a busy moment of the machine nor a kept prefix decides. Also prints how long a server takes
-from its start to ready.
+Usage: python benchmark/bench_offline.py [--dtype bfloat16] [--rounds 3] [--batch-sizes 1 16]. Needs the
+development requirements and the model package. The two alternate within one run, on prompts that no earlier
+round has seen, so that neither a busy moment of the machine nor a cached prefix decides. It also prints how
+long a server takes from its start to ready.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Generate = Callable[[list[list[int]]], list[list[int]]]
 
 
 @dataclass
-class Contest:
-    """One batch size: tokens a second of each side, a round after the other."""
+class Comparison:
+    """One batch size: tokens a second of each side, round by round."""
 
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Contest:
     rows: int = 0
 
     def ratio(self) -> float:
-        """The median over the rounds: each ratio compares two neighbours in time."""
+        """The median of the ratios of each round, whose two sides ran one after the other."""
         return statistics.median(a / b for a, b in zip(self.ours, self.theirs, strict=True))
 
 
@@ -100,7 +100,7 @@ def make_ours(engine: Any, new_tokens: int) -> Generate:
 
 
 def timed(generate: Generate, prompts: list[list[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
-    """Tokens a second, prefill included, and what was made; a short row would flatter the rate."""
+    """Tokens a second, prefill included, and the tokens; a row that ended early is an error."""
     start = time.perf_counter()
     rows = generate(prompts)
     seconds = time.perf_counter() - start
@@ -109,25 +109,25 @@ def timed(generate: Generate, prompts: list[list[int]], new_tokens: int) -> tupl
     return len(prompts) * new_tokens / seconds, rows
 
 
-def compete(ours: Generate, theirs: Generate, batch: int, options: argparse.Namespace) -> Contest:
-    """The first round warms both sides up and does not count."""
+def compare(ours: Generate, theirs: Generate, batch: int, options: argparse.Namespace) -> Comparison:
+    """The first round warms both sides up and is not counted."""
     draw = random.Random(batch)
-    contest = Contest()
+    comparison = Comparison()
     for number in range(options.rounds + 1):
         prompts = [[draw.randrange(1000, 40000) for _ in range(options.prompt_tokens)] for _ in range(batch)]
-        turns = [("ours", ours), ("theirs", theirs)]
+        sides = [("ours", ours), ("theirs", theirs)]
         answers = {}
-        for name, generate in turns if number % 2 else reversed(turns):
+        for name, generate in sides if number % 2 else reversed(sides):
             answers[name] = timed(generate, prompts, options.new_tokens)
         if number == 0:
             continue
-        contest.ours.append(answers["ours"][0])
-        contest.theirs.append(answers["theirs"][0])
-        contest.rows += batch
-        contest.same_rows += sum(
+        comparison.ours.append(answers["ours"][0])
+        comparison.theirs.append(answers["theirs"][0])
+        comparison.rows += batch
+        comparison.same_rows += sum(
             a == b for a, b in zip(answers["ours"][1], answers["theirs"][1], strict=True)
         )
-    return contest
+    return comparison
 
 
 def free_port() -> int:
@@ -180,7 +180,9 @@ def main() -> None:
     # Before torch is imported on either side: OpenMP reads these once. The engine's processes inherit them.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ["GOMP_SPINCOUNT"] = "10000"  # what a rank of several threads gets, so that both wait alike
+    os.environ["GOMP_SPINCOUNT"] = (
+        "10000"  # as a rank of several threads has it, so that both sides wait alike
+    )
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
@@ -203,10 +205,10 @@ def main() -> None:
         print("| batch | sglang tok/s | transformers tok/s | ratio | rows with the same tokens |")
         print("|---|---|---|---|---|")
         for batch in options.batch_sizes:
-            contest = compete(ours, theirs, batch, options)
-            rates = [f"{statistics.median(side):.1f}" for side in (contest.ours, contest.theirs)]
-            same = f"{contest.same_rows} of {contest.rows}"
-            print("|", " | ".join([str(batch), *rates, f"{contest.ratio():.2f}", same]), "|", flush=True)
+            comparison = compare(ours, theirs, batch, options)
+            rates = [f"{statistics.median(side):.1f}" for side in (comparison.ours, comparison.theirs)]
+            same = f"{comparison.same_rows} of {comparison.rows}"
+            print("|", " | ".join([str(batch), *rates, f"{comparison.ratio():.2f}", same]), "|", flush=True)
     if options.starts:
         seconds = [start_to_ready(options.dtype) for _ in range(options.starts)]
         print(

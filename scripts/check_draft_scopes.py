@@ -1,8 +1,7 @@
-"""Owns one rule: who enters a draft's tensor scope says by keyword whether the draft owns its attention.
+"""Owns one rule: a draft's tensor scope is entered with `owns_attention=` by keyword.
 
 Run by `make lint`, pre-commit and its own test, over the five trees that can enter the scope. Only the worker
-knows the answer, and a missing keyword fails no earlier than on the path that runs, which wants a draft
-model.
+knows the answer, and a missing keyword would fail no earlier than when a draft model runs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def find_offenders(root: Path) -> list[str]:
     sources = read_sources(root, FIVE_TREES)
     offenders = unparsed(sources)
     offenders += [
-        f"{tree}: holds no Python file, the census would not reach it" for tree in _empty_trees(root)
+        f"{tree}: holds no Python file, this check would not reach it" for tree in _empty_trees(root)
     ]
     for source in sources:
         for node in ast.walk(source.tree):

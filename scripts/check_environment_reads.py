@@ -1,7 +1,7 @@
 """Owns one rule: the process environment is touched in `srt/environ.py` and nowhere else in the package.
 
-Run by `make lint`, pre-commit and its own test. Test helpers are exempt: they make environments for the
-servers they start.
+Run by `make lint`, pre-commit and its own test. Test helpers are exempt: they make the environments of the
+servers that they start.
 """
 
 from __future__ import annotations

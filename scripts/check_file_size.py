@@ -1,8 +1,7 @@
-"""Owns the sizes: a file, a class and a function fit their caps, or stand in the list with a reason and a cap
-of their own.
+"""Owns the size limits: a file, a class and a function fit their caps, or are listed with a reason.
 
-Run by `make lint`, pre-commit and its own test. The exceptions are data in `file_size_exceptions.toml`; one
-that is no longer needed fails the check.
+Run by `make lint`, pre-commit and its own test. The exceptions stand in `file_size_exceptions.toml`, each
+with a cap of its own; one that is no longer needed fails the check.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Subject:
 
 
 def load_exceptions(path: Path = EXCEPTIONS_FILE) -> dict[str, tuple[int, str]]:
-    """name -> (cap, reason)"""
+    """Name -> (cap, reason)."""
     if not path.exists():
         return {}
     table = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,9 +1,8 @@
-"""Owns one rule: business code asks `get_parallel()`, never a getter of `parallel_state` and never torch's
-own rank.
+"""Owns one rule: business code asks `get_parallel()`, not `parallel_state` and not torch for its rank.
 
 Run by `make lint`, pre-commit and its own test. The getters are read from the source of `parallel_state.py`,
-so one that is added later is watched from its first day. A call counts bare, renamed or dotted; the bare
-spelling counts in text too.
+so that a new one is covered at once. A call counts bare, renamed or dotted; the bare spelling counts in text,
+too.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ _HOMES = ("sglang.srt.distributed.parallel_state", "sglang.srt.distributed")
 
 
 def getters(root: Path) -> frozenset[str]:
-    """The names of the top-level `get_*` and `is_*` functions of `parallel_state.py`; an empty answer would
-    watch nothing.
-    """
+    """The names of the top-level `get_*` and `is_*` functions of `parallel_state.py`; never empty."""
     path = root / PARALLEL_STATE
     if not path.exists():
         raise FileNotFoundError(f"{PARALLEL_STATE} is not there: the getters to watch are read from it")

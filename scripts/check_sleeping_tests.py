@@ -1,7 +1,7 @@
 """Owns one rule: no test sleeps for a fixed time. It waits for what it needs, with the one helper for that.
 
-Run by `make lint`, pre-commit and its own test, over the tests and what they share. On another machine a time
-that was enough is not, and a test that sleeps before it finds nothing wrong shows nothing.
+Run by `make lint`, pre-commit and its own test, over the tests and what they share. A time that is enough on
+one machine is too short on another, and a test that only sleeps before it finds nothing wrong proves nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CURE = "wait for what has to come with wait_until or until of sglang.test.waitin
 
 
 def _yields_only(node: ast.Call) -> bool:
-    """`sleep(0)` gives others a turn and takes no time."""
+    """`sleep(0)` only lets other tasks run."""
     return len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
 
 

@@ -1,8 +1,7 @@
-"""Owns one rule: the modules that the server process starts from import without torch, so that the door opens
-at once.
+"""Owns one rule: the modules that the server process imports do without torch, so that it starts at once.
 
-Run by `make lint` and its own test, in the environment where the package is installed: it imports for real,
-in a process of its own in which torch is not to be had, and prints the chain of imports that asked for it.
+Run by `make lint` and its own test, in the environment where the package is installed: it imports each module
+in a process in which torch cannot be imported, and prints the chain of imports that asked for it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ TORCH_FREE = (
     "sglang.cli",
 )
 
-# Runs in the child. A finder in front of all others refuses torch and names who asked, innermost first.
+# Runs in the child. A finder before all others refuses torch and names the importers, innermost first.
 _PROBE = """
 import importlib, sys, traceback
 
@@ -63,7 +62,7 @@ if "torch" in sys.modules:
 
 
 def find_offenders(modules: tuple[str, ...] = TORCH_FREE) -> list[str]:
-    """Each module gets a fresh interpreter: what one imported must not hide what the next one asks for."""
+    """Each module gets a fresh interpreter, so that no import of one hides an import of the next."""
     offenders = []
     for module in modules:
         command = [sys.executable, "-P", "-c", _PROBE, module]

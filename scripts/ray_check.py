@@ -1,9 +1,8 @@
-"""Proves `--use-ray`: greedy answers from two nodes of a local Ray cluster against one rank's, and the cause
-that is told when a rank there is killed.
+"""Owns the proof of `--use-ray`: two nodes of a local Ray cluster against one rank, and a killed rank there.
 
 Run by hand where ray is installed (`pip install 'sglang[ray]'`):
 `RAY_USAGE_STATS_ENABLED=0 python scripts/ray_check.py --model-path MODEL`. It starts its own cluster on
-loopback addresses and leaves nothing behind.
+loopback addresses and must leave nothing behind.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from sglang import Engine
 
 PROMPTS = [[5], [7, 9, 11], [3, 30, 300, 17, 4], list(range(20, 60))]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
-#: 80 MB: the cluster carries configurations and words, no tensors.
+#: 80 MB are enough: the cluster carries configurations and messages, no tensors.
 OBJECT_STORE_BYTES = 80 << 20
-#: Loopback addresses, and not 127.0.0.1: Ray replaces that by an address that others reach.
+#: Loopback addresses other than 127.0.0.1, which Ray would replace by an address of the network.
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = "test/registered"
 REGISTER_CALLS = frozenset({"register_cpu_ci", "register_cuda_ci"})
 NO_TESTS_COLLECTED = 5  # pytest's exit status
-#: Shown at the end of a lane: a test that grows slow is seen before a limit ends it on a slower machine.
+#: Shown at the end of a lane, so that a slow test is seen before it runs into a limit on a slower machine.
 SLOWEST = ("--durations=10", "--durations-min=2")
 
 
@@ -48,7 +48,7 @@ def _registrations(tree: ast.Module) -> list[dict[str, object]]:
 
 
 def _read(path: Path, root: Path) -> TestFile | str:
-    """The registered file, or the sentence that says what is wrong with it."""
+    """The registered file, or a sentence about what is wrong with it."""
     name = path.relative_to(root).as_posix()
     try:
         registrations = _registrations(ast.parse(path.read_text(encoding="utf-8")))

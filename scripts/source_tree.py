@@ -1,7 +1,7 @@
-"""Owns how the house checks see the repository: which trees there are, and every file read and parsed once.
+"""Owns how the checks see the repository: which trees there are, and every file read and parsed once.
 
-Read by the `check_*.py` scripts beside it and by their tests, which hand in a planted tree. It must not know
-any rule.
+Read by the `check_*.py` scripts beside it and by their tests, which pass a planted tree. It must not know any
+rule.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ _SKIPPED_FOLDERS = frozenset({"__pycache__", "build", "dist", ".venv"})
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: `name` is its path from the root with forward slashes, `tree` is empty when it does
-    not parse.
-    """
+    """One Python file; `name` is its path from the root, `tree` is empty when it does not parse."""
 
     path: Path
     name: str
@@ -32,7 +30,7 @@ class Source:
     syntax_error: str | None = None
 
     def at(self, node: ast.AST) -> str:
-        """`path:line` of a node, the form in which every check reports."""
+        """`path:line` of a node, as every check reports it."""
         return f"{self.name}:{getattr(node, 'lineno', 1)}"
 
 
@@ -46,9 +44,7 @@ def files_under(root: Path, trees: Iterable[str], suffixes: tuple[str, ...] = ("
 
 
 def read_sources(root: Path, trees: Iterable[str] = (PACKAGE,)) -> list[Source]:
-    """Every Python file of the trees, parsed. A file that does not parse is kept, so that a check can report
-    it.
-    """
+    """Every Python file of the trees; one that does not parse is kept, so that a check can report it."""
     sources = []
     for path in files_under(root, trees):
         text = path.read_text(encoding="utf-8-sig")
@@ -64,7 +60,7 @@ def read_sources(root: Path, trees: Iterable[str] = (PACKAGE,)) -> list[Source]:
 
 
 def unparsed(sources: Iterable[Source]) -> list[str]:
-    """The files that no check could look into; silence about them would read as 'clean'."""
+    """The files that do not parse: no check can look into them, so each check reports them."""
     return [source.syntax_error for source in sources if source.syntax_error]
 
 
@@ -80,9 +76,7 @@ def dotted(node: ast.AST) -> str | None:
 
 
 def imported_names(tree: ast.Module) -> dict[str, str]:
-    """What each locally bound name stands for: `import os as o` gives `o -> os`, `from a import b as c` gives
-    `c -> a.b`.
-    """
+    """Imported name -> what it stands for: `os` for `import os as o`, `a.b` for `from a import b as c`."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -109,7 +103,7 @@ def full_name(node: ast.AST, names: dict[str, str]) -> str | None:
 
 
 def report(rule: str, offenders: list[str]) -> int:
-    """Prints what a check found; the exit status of its script."""
+    """Print what a check found; returns the exit status of its script."""
     if not offenders:
         print(f"{rule}: ok")
         return 0

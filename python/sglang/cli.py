@@ -1,6 +1,6 @@
-"""The `sglang` command: `sglang serve MODEL [flags]`, `sglang version`, `sglang help`.
+"""Owns the `sglang` command: `sglang serve MODEL [flags]`, `sglang version`, `sglang help`.
 
-Installed as a console script. It must not import the engine before it knows what is asked.
+Installed as a console script. It must not import the engine before it has read the command.
 """
 
 from __future__ import annotations

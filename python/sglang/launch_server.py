@@ -1,4 +1,4 @@
-"""`python -m sglang.launch_server`: the older way to start the server; `sglang serve` is the newer one.
+"""Owns `python -m sglang.launch_server`, the older way to start the server; `sglang serve` is the newer one.
 
 Kept because scripts and containers use it. It must not do anything that `sglang serve` does not.
 """

@@ -1,7 +1,7 @@
-"""`python -m sglang.placement FLAGS`: shows where a server with these flags would put its ranks.
+"""Owns `python -m sglang.placement FLAGS`: it shows where a server with these flags would put its ranks.
 
-Run by an operator before a start; `GET /placement` shows the same of a server that runs. It must not start
-anything, open a model or import torch, and it shows layouts that the server does not serve yet, too.
+Run by an operator before a start; `GET /placement` shows the same of a running server. It must not start
+anything, open a model or import torch. It also shows layouts that the server does not serve yet.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ def _show_help() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after the plan is shown; 2, with nothing written, for flags or a layout that cannot be."""
+    """0 after the plan is shown; 2, with nothing written, for unknown flags or an impossible layout."""
     own = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
     own.add_argument("-h", "--help", action="store_true")
     _add_own(own)
-    asked, flags = own.parse_known_args(sys.argv[1:] if argv is None else list(argv))
-    if asked.help:
+    options, flags = own.parse_known_args(sys.argv[1:] if argv is None else list(argv))
+    if options.help:
         _show_help()
         return 0
     try:
         plan = plan_from_flags(flags, prog=PROG)
-        picture = draw(plan) if asked.svg is not None else None
+        picture = draw(plan) if options.svg is not None else None
         if picture is not None:
-            _write(asked.svg, picture)
+            _write(options.svg, picture)
     except ValueError as error:
         print(f"{PROG}: error: {error}", file=sys.stderr)
         return 2
-    sys.stdout.write(json.dumps(as_json(plan), indent=2) + "\n" if asked.json else as_text(plan))
+    sys.stdout.write(json.dumps(as_json(plan), indent=2) + "\n" if options.json else as_text(plan))
     return 0
 
 

@@ -1,8 +1,7 @@
-"""Owns what holds for a run of any lane, however it was started: how hypothesis looks for counter-examples,
-and that servers under test hear signals.
+"""Owns what holds for every run of a lane: how hypothesis draws examples, and that servers receive signals.
 
-A lane judges the tree, not the draw, the machine or the shell: examples follow from the test alone, and slow
-is no failure. `pytest --hypothesis-profile=search FILE` draws other examples each time.
+The result depends on the tree alone, not on chance, the machine or the shell: examples follow from the test,
+and slowness is no failure. For other examples: `pytest --hypothesis-profile=search FILE`.
 """
 
 import signal
@@ -14,12 +13,12 @@ hypothesis.settings.register_profile("search", hypothesis.settings.get_profile("
 hypothesis.settings.load_profile("ci")
 
 
-def _go_on(*_: Any) -> None:
-    """What `nohup` asks for, without asking it of every server that a test starts."""
+def _ignore(*_: Any) -> None:
+    """Ignores a signal in this process; unlike SIG_IGN, children do not inherit it."""
 
 
-# Shells start what runs in the background with SIGINT ignored, `nohup` does it with SIGHUP. Children inherit
-# that, and a server keeps to it: it would not hear the signal that its test sends.
-for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, _go_on)):
+# Shells start background jobs with SIGINT ignored, and `nohup` starts with SIGHUP ignored. Children inherit
+# that, and a server under test would ignore the signal that its test sends.
+for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, _ignore)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, action)

@@ -1,7 +1,7 @@
-"""Runs a function of a test file on several gloo ranks of this host and brings each rank's answer back.
+"""Owns running a function of a test file on several gloo ranks of this host, and collecting their answers.
 
-Read by multi-rank tests: `answers = run_ranks(check_layouts, world_size=2)`. Ranks are started with
-`python -m` and meet in a file; must not use `multiprocessing` and must not leave a rank behind.
+Read by multi-rank tests: `answers = run_ranks(check_layouts, world_size=2)`. Ranks are started with `python
+-m` and meet in a file. It must not use `multiprocessing` and must not leave a rank behind.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sglang.test.waiting import HANG_GUARD_S, holds_within, wait_until
 
 __all__ = ["RankFailed", "come_together", "run_ranks"]
 
-#: Peers of a dead rank usually fail at once and have something to say.
-_LAST_WORDS_S = 2.0
+#: Peers of a dead rank usually fail soon after it, and what they print is part of the report.
+_PEERS_FAIL_S = 2.0
 
 
 class RankFailed(AssertionError):
@@ -34,10 +34,9 @@ class RankFailed(AssertionError):
 def run_ranks(
     function: Callable[..., Any], *, world_size: int, timeout_s: float = HANG_GUARD_S, **arguments: Any
 ) -> list[Any]:
-    """Call `function(rank, **arguments)` on each rank of a fresh gloo world; answers and arguments are
-    JSON.
+    """Call `function(rank, **arguments)` on each rank of a fresh gloo world; answers and arguments are JSON.
 
-    The function is found again by name in its own file, so it must stand at the top level of that file.
+    Each rank finds the function by its name in its file, so it must stand at the top level of that file.
     """
     source = inspect.getsourcefile(function)
     if source is None or "." in function.__qualname__:
@@ -70,13 +69,13 @@ def run_ranks(
 
 
 def come_together(folder: str, name: str, rank: int, among: Iterable[int]) -> None:
-    """Return when these ranks have come here too; `name` is good for one meeting in this folder.
+    """A barrier of these ranks through files; `name` serves for one meeting in this folder.
 
-    Through files, so that a rank may say where it is when no group stands, or one that is about to fail.
+    It works where no group exists, or one that is about to fail.
     """
-    places = [Path(folder, f"{name}.{other}") for other in among]
+    marks = [Path(folder, f"{name}.{other}") for other in among]
     Path(folder, f"{name}.{rank}").touch()
-    wait_until(lambda: all(place.exists() for place in places))
+    wait_until(lambda: all(mark.exists() for mark in marks))
 
 
 def _file(folder: Path, rank: int, kind: str) -> Path:
@@ -94,13 +93,13 @@ def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
-    """Until all ended, one failed (its peers would wait for it in a collective), or time is up."""
+    """Wait until all have ended, one has failed (its peers may wait in a collective), or time is up."""
 
     def codes() -> list[int | None]:
         return [process.poll() for process in ranks]
 
     if holds_within(timeout_s, lambda: any(codes()) or None not in codes()):
-        holds_within(_LAST_WORDS_S, lambda: None not in codes())
+        holds_within(_PEERS_FAIL_S, lambda: None not in codes())
 
 
 def _raise_failures(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_s: float) -> None:
@@ -127,7 +126,7 @@ def _load(source: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def _be_a_rank(spec: dict[str, Any]) -> None:
+def _run_rank(spec: dict[str, Any]) -> None:
     import torch.distributed
 
     from sglang.srt.distributed import parallel_state
@@ -143,7 +142,7 @@ def _be_a_rank(spec: dict[str, Any]) -> None:
     )
     answer = _load(spec["source"], spec["function"])(spec["rank"], **spec["arguments"])
     _file(folder, spec["rank"], "answer").write_text(json.dumps(answer))
-    torch.distributed.barrier()  # nobody leaves while a peer still talks to it
+    torch.distributed.barrier()  # no rank leaves while a peer still needs it
     parallel_state.destroy_distributed_environment()
 
 
@@ -151,8 +150,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("spec", help="what to run, as JSON; written by run_ranks")
     try:
-        _be_a_rank(json.loads(parser.parse_args().spec))
-    except BaseException:  # noqa: BLE001 - a rank's whole duty is to report why it failed
+        _run_rank(json.loads(parser.parse_args().spec))
+    except BaseException:  # noqa: BLE001 - the report of a rank says why it failed
         traceback.print_exc()
         return 1
     return 0

@@ -1,7 +1,7 @@
-"""Owns ports of this host for tests: held from the moment they are chosen, so that neither another run of the
-suite nor somebody's client gets one before the process that is to listen on it.
+"""Owns ports of this host for tests: held from the moment they are chosen until their process listens.
 
-Read by the server lane and by tests of sockets. A port that is only held must not be listened on.
+Read by the server lane and by tests of sockets. No other process may get a held port in between, and the
+holder itself must not listen on it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ HOST = "127.0.0.1"
 
 @contextlib.contextmanager
 def held_ports(count: int = 1) -> Iterator[int]:
-    """The first of `count` neighbouring ports that nobody else is given for the length of the block.
+    """The first of `count` neighbouring ports that no other process is given for the length of the block.
 
-    A socket that is bound and does not listen keeps its port from being handed to somebody else, and lets a
-    listener in that sets `SO_REUSEADDR`, as every listener of the product does.
+    A socket that is bound and does not listen reserves its port, and still lets in a listener that sets
+    `SO_REUSEADDR`, as every listener of the product does.
     """
     while True:
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
@@ -35,7 +35,7 @@ def held_ports(count: int = 1) -> Iterator[int]:
 
 
 def listen_on(port: int) -> socket.socket:
-    """Take a held port for good: the listener of a stranger."""
+    """Listen on a held port, as a stranger would."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((HOST, port))

@@ -1,6 +1,6 @@
 """Owns the twenty texts that tests ask a real model: prose, code, chat, lists, one word.
 
-Read by tests that compare whole answers. Must not hold a text for one test alone.
+Read by tests that compare whole answers. It must not hold a text for one test alone.
 """
 
 PROMPTS = (

@@ -1,7 +1,6 @@
-"""What unit tests share: a test case that leaves nothing published behind, and a published topology for a
-block.
+"""Owns what unit tests share: the test case class, and settings that are published for one block.
 
-Read by tests only; imports anything. Must not start a process or build a group.
+Read by tests only. It must not start a process or build a group.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ class CustomTestCase(unittest.TestCase):
 
 
 @contextmanager
-def published_topology(*, ranks: Mapping[str, Any] | None = None, **server_args_fields: Any) -> Iterator[Any]:
-    """Publish a record with these fields for the length of a block and give it; restore everything
-    afterwards.
+def published_topology(
+    *, ranks: Mapping[str, Any] | None = None, **server_args_fields: Any
+) -> Iterator[ServerArgs]:
+    """Publish a record with these fields for the length of a block; everything is restored afterwards.
 
     `ranks` are the fields of `SpawnRanks`; None publishes without a bundle, so that ranks stay live.
     Record fields only (`dp_size=2, enable_dp_attention=True`, not a command-line spelling), and no group

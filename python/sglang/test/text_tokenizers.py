@@ -1,4 +1,4 @@
-"""Owns small tokenizers of every kind that makes text in a way of its own, as real `tokenizer.json` files.
+"""Owns small tokenizers of every kind that decodes in its own way, as real `tokenizer.json` files.
 
 Read by tests about text made of ids. Byte-level ones are in `tiny_models`. It must not depend on a model.
 """
@@ -46,9 +46,7 @@ def write_text_tokenizer(
 
 
 def sentencepiece_vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens and merges as Llama 2 has them: specials, `<0x00>` to `<0xFF>`, then pieces with a mark for the
-    space before them.
-    """
+    """Tokens and merges as in Llama 2: specials, `<0x00>` to `<0xFF>`, then pieces with marked spaces."""
     tokens = [*SPECIAL_TOKENS, UNKNOWN, *(f"<0x{value:02X}>" for value in range(256)), SPACE, *_LETTERS]
     merges: list[tuple[str, str]] = []
     for word in WORDS:

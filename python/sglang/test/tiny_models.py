@@ -1,8 +1,7 @@
-"""Tiny random models on disk, for tests that need a real checkpoint and no download.
+"""Owns tiny random models on disk, for tests that need a real checkpoint and no download.
 
-Owns the shapes, seeds and scale of the random weights, and the small byte-level tokenizer beside them.
-Read by model, loader, tokenizer and server tests.
-It must not need transformers; the GGUF twin needs the `gguf` package and says so.
+Shapes, seeds and scales of the weights, and a small byte-level tokenizer. Read by model, loader, tokenizer
+and server tests. It must not need transformers; only the GGUF form needs the `gguf` package.
 """
 
 from __future__ import annotations
@@ -244,7 +243,7 @@ def write_tiny_gguf(
     part_tensors: int = 0,
     bare_first_part: bool = False,
 ) -> pathlib.Path:
-    """The GGUF twin of a folder made by `write_tiny_model`: same weights, same tokenizer, same template.
+    """The GGUF form of a folder made by `write_tiny_model`: same weights, same tokenizer, same template.
 
     `quantization` names a GGUF tensor type that the `gguf` package can write; 1-D tensors stay F32.
     `part_tensors` above 0 splits the file into parts of so many tensors and gives back the first one, which
@@ -327,7 +326,7 @@ _GGUF_PARTS = {
 
 
 def _gguf_name(name: str) -> str:
-    # Spelled out here and not taken from the loader, so that a wrong entry there cannot hide behind itself.
+    # Spelled out here and not taken from the loader, so that a wrong entry there is noticed.
     flat = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     flat["lm_head.weight"] = "output.weight"
     if name in flat:

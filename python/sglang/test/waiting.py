@@ -1,8 +1,8 @@
-"""Owns how a test waits for something that others do: it looks again until it holds.
+"""Owns how a test waits for something that another thread or process does: it polls a condition.
 
-Read by all lanes, by plain code (`wait_until`) and inside an event loop (`until`). Its one limit is a guard
-against hanging, far above what a slow machine needs, so a test that waits says nothing about time. It must
-not sleep for a fixed time: whoever wants nothing to happen waits for something that comes after it.
+Read by all lanes, from plain code (`wait_until`) and on an event loop (`until`). The one limit is a guard
+against hanging, far above what a slow machine needs, so a test that waits asserts nothing about time. It must
+not sleep for a fixed time: to see that something does not happen, wait for something that comes after it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
 #: The limit of every wait in a test: for a condition, a process, a thread or an answer. Below pytest's own.
 HANG_GUARD_S = 180.0
 _PAUSE_S = 0.01
 
 
-def wait_until(condition: Callable[[], Any], describe: Callable[[], str] | None = None) -> None:
+def wait_until(condition: Callable[[], object], describe: Callable[[], str] | None = None) -> None:
     """Return when the condition holds; an assertion, with what `describe` says, when it never does."""
     if not holds_within(HANG_GUARD_S, condition):
         raise AssertionError(_never(describe))
 
 
-async def until(condition: Callable[[], Any], describe: Callable[[], str] | None = None) -> None:
-    """The same where others run on this event loop."""
+async def until(condition: Callable[[], object], describe: Callable[[], str] | None = None) -> None:
+    """The same on an event loop, where other tasks go on."""
     deadline = time.monotonic() + HANG_GUARD_S
     while not condition():
         if time.monotonic() > deadline:
@@ -32,10 +31,8 @@ async def until(condition: Callable[[], Any], describe: Callable[[], str] | None
         await asyncio.sleep(_PAUSE_S / 10)
 
 
-def holds_within(seconds: float, condition: Callable[[], Any]) -> bool:
-    """Whether the condition comes to hold in this time: for helpers with a limit of their own, not for
-    tests.
-    """
+def holds_within(seconds: float, condition: Callable[[], object]) -> bool:
+    """Whether the condition becomes true in this time; for helpers that have a limit, not for tests."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -45,7 +42,7 @@ def holds_within(seconds: float, condition: Callable[[], Any]) -> bool:
 
 
 def outlast(limit_s: float) -> None:
-    """Come later than a limit of the product allows. However much later that is, the test must hold."""
+    """Sleep longer than a limit of the product; the test must pass however much longer it is."""
     time.sleep(1.25 * limit_s)
 
 

@@ -1,6 +1,6 @@
 """Owns weight items made of tensors in memory, for tests that fill layers without a file.
 
-Read by layer and model tests. It must not convert anything but the type, and notes what was really read.
+Read by layer and model tests. It must not convert anything but the type; it counts what was read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Reads:
 
 
 def fill(parameters: Iterable[nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> Reads:
-    """Fill parameters through the real ledger and say what was read."""
+    """Fill parameters through the real ledger; returns what was read."""
     reads = Reads()
     WeightLedger(parameters).fill_all([reads.item(name, tensor) for name, tensor in tensors.items()])
     return reads

@@ -1,7 +1,7 @@
-"""Owns a loaded worker driven by hand, without a scheduler: sequences, slots, and forwards of any shape.
+"""Owns a loaded worker that a test drives without a scheduler: sequences, slots, and forwards of any shape.
 
 Read by model and worker tests, which decide themselves how prompts are cut and batched. It must not share
-code with the scheduler, so that a mistake there cannot hide one here.
+code with the scheduler, so that a mistake there cannot hide one in the worker.
 """
 
 from __future__ import annotations
@@ -131,9 +131,10 @@ class WorkerDriver:
 def driven_worker(
     model: str | pathlib.Path, *, rank: int = 0, config: ModelConfig | None = None, **server_args_fields: Any
 ) -> Iterator[WorkerDriver]:
-    """A worker on one published rank for the length of a block; float32 and 2048 slots unless told
-    otherwise. A layout of several ranks needs a process that is already in a world of that size
-    (`run_ranks`); its groups stand for the length of the block.
+    """A worker on one published rank for the length of a block; float32 and 2048 slots by default.
+
+    A layout of several ranks needs a process that is already in a world of that size (`run_ranks`); its
+    groups exist for the length of the block.
     """
     fields = {
         "model_path": str(model),

@@ -1,8 +1,7 @@
-"""Owns the picture of a plan: a box for each rank, in frames for its replica, machine and stage, and after
-them the groups as lists of ranks.
+"""Owns the picture of a plan: a box per rank, framed by replica, machine and stage, and the list of groups.
 
-Read by `sglang.placement`. A group has one colour and one letter, in the boxes and in the lists, so that
-the picture also serves whoever does not tell the colours apart.
+Read by `sglang.placement`. A group has one colour and one letter, in the boxes and in the lists; it must not
+need colours to be understood.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _TINTS = (
     *("#4bd2ff", "#ff96c3", "#96ffe1", "#a5a587", "#ffe1b4", "#c396d2"),
 )
 
-#: A larger picture has no page to be shown on. Two ranks a group make 128 groups; two colours tell 144 apart.
+#: A larger picture fits no page. Groups of two ranks make 128 groups; two colours tell 144 apart.
 MOST_DRAWN = 256
 
 _MARGIN, _COLUMN_GAP = 24.0, 32.0
-#: Width of what is drawn: so that the smallest words are read where a page shows 1200.
+#: Widths of the drawing and of its list; at 1200 the smallest text is still readable.
 _LEAST, _MOST, _PANEL = 620.0, 1200.0, 440.0
 _SEAT, _SEAT_HEAD, _INSET = 128.0, 30.0, 6.0
 _NAME_HEIGHT, _TRACK, _CHIP_GAP = 17.0, 4.0, 4.0
@@ -44,12 +43,12 @@ _GUIDE = (
 
 def colours_of(index: int) -> tuple[str, str | None]:
     """Colour of a group, and of the stripe on it from the thirteenth group on."""
-    turn, at = divmod(index, len(_TINTS))
-    return _TINTS[at], _TINTS[(at + turn) % len(_TINTS)] if turn else None
+    cycle, at = divmod(index, len(_TINTS))
+    return _TINTS[at], _TINTS[(at + cycle) % len(_TINTS)] if cycle else None
 
 
 def letter_of(index: int) -> str:
-    """A, B, ..., Z, AA, AB, ...: numbers are for ranks."""
+    """A, B, ..., Z, AA, AB, ...; numbers are kept for ranks."""
     before, at = divmod(index, 26)
     return (letter_of(before - 1) if before else "") + chr(ord("A") + at)
 
@@ -78,7 +77,7 @@ def draw(plan: Plan) -> str:
     top = _title(canvas, plan, width)
     members = _memberships(cuts)
     for area, x, y, depth in seats.placed(_MARGIN, top):
-        if area.content is not None:
+        if isinstance(area.content, Seat):
             _seat(canvas, area.content, members.get(area.content.world_rank, []), x, y, area.height)
         elif area.label:
             _frame(canvas, area, depth, x, y)
@@ -104,7 +103,7 @@ def _title(canvas: Canvas, plan: Plan, width: float) -> float:
 
 
 def _framed(plan: Plan, height: float) -> Area:
-    """All seats in a frame for each thing of which there are several, the larger around the smaller."""
+    """All seats, framed by replica, machine and stage where there are several of them."""
     levels: list[tuple[str, Callable[[Seat], int]]] = []
     if plan.num_worlds > 1:
         levels.append(("replica", lambda seat: seat.dp_rank))
@@ -140,7 +139,7 @@ def _frame(canvas: Canvas, area: Area, depth: int, x: float, y: float) -> None:
 
 
 def _memberships(cuts: Sequence[Partition]) -> dict[int, list[_Membership]]:
-    """Of each world rank, one entry a partition."""
+    """World rank -> its group in each partition."""
     members: dict[int, list[_Membership]] = {}
     for partition in cuts:
         for group, ranks in enumerate(partition.lists):
@@ -196,7 +195,7 @@ def _track(canvas: Canvas, member: _Membership, x: float, y: float, width: float
 
 
 def _tinted(canvas: Canvas, group: int, x: float, y: float, width: float, height: float, *, name: str) -> str:
-    """A box in the colours of a group; answers the colour under the words."""
+    """Draw a box in the colours of a group; returns the colour behind its text."""
     fill, stripe = colours_of(group)
     canvas.box(x, y, width, height, fill=fill, edge="#999", name=name)
     if stripe is not None:
@@ -205,7 +204,7 @@ def _tinted(canvas: Canvas, group: int, x: float, y: float, width: float, height
 
 
 def _groups(canvas: Canvas, plan: Plan, cuts: Sequence[Partition], x: float, y: float, width: float) -> float:
-    """The lists of ranks, what each kind is for, and what is left to say; in two columns where they fit."""
+    """The lists of ranks, what each kind is for, and remarks; in two columns where they fit."""
     own = ", of its own in each replica" if plan.num_worlds > 1 else ""
     title = f"Groups{own}" if cuts else "Every rank is alone in each of its groups"
     canvas.words(x, y + 14, title, size=16, bold=True)

@@ -1,8 +1,8 @@
 """Owns the plan of a deployment: every rank's seat and every group, from flags alone, before anything starts.
 
-Read by the placement printer, which shows it as a table, as JSON or as a picture. Must not do arithmetic of
-its own: seats are what `publish` would stamp in each process, groups what `group_layout` would build,
-machines what `ranks_of_node` gives each.
+Read by `sglang.placement`, which shows it as a table, as JSON or as a picture. It must not compute ranks by
+rules of its own: seats come from the publication of each rank, groups from `group_layout`, machines from
+`ranks_of_node`.
 """
 
 from __future__ import annotations
@@ -47,17 +47,16 @@ MEANING = {
     "moe_tp": "each expert's matrices, cut over ranks",
 }
 
-#: Leaves by which a layout is spelled on the command line; `dp_size` depends on who counts.
+#: Settings by which a layout is spelled on the command line; `dp_size` has two spellings.
 _FLAGS = ("tp_size", "pp_size", "attn_cp_size", "dcp_size", "ep_size", "moe_dp_size", "nnodes")
 
-#: A table of more lines tells nobody anything, and each seat is computed as a process would.
+#: A longer table is of no use, and every seat costs as much as one publication.
 MOST_RANKS = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """Where one rank sits. `ranks` holds `<dimension>_rank` of every dimension, `dp_rank` the
-    replica."""
+    """Where one rank sits: `ranks` holds its `<dimension>_rank` of every dimension, `dp_rank` its replica."""
 
     dp_rank: int
     node: int
@@ -72,8 +71,7 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One kind of group and its lists of world ranks. Not `collective`: an index, nobody reduces over
-    it."""
+    """One kind of group and its lists of world ranks; one that is not `collective` is only an index."""
 
     kind: str
     width: int
@@ -97,9 +95,11 @@ class Partition:
 
 
 def partitions(groups: Sequence[Group]) -> list[Partition]:
-    """What really cuts, each partition once: kinds whose groups are the same lists of ranks in the same order
-    become one, at the place of the first of them. Kinds of one rank a group are left out, and an index is
-    equal to no group, since nobody reduces over it."""
+    """The different ways in which the ranks are cut, each with all kinds that cut them so.
+
+    Kinds with the same lists of ranks in the same order become one, at the place of the first of them. Kinds
+    with one rank a group are left out, and an index is never merged with a collective group.
+    """
     equal: dict[tuple[bool, tuple[tuple[int, ...], ...]], list[Group]] = {}
     for group in groups:
         if group.width > 1:
@@ -129,24 +129,24 @@ class Plan:
     groups: Sequence[Group]
 
     def wide(self) -> list[str]:
-        """Dimensions that really cut something."""
+        """Dimensions with more than one rank."""
         return [name for name in DIMENSIONS if self.widths[name] > 1]
 
     def flat(self) -> list[str]:
-        """Dimensions one wide: every rank is rank 0 of a group of its own."""
+        """Dimensions with one rank: every rank is rank 0 of a group of its own."""
         return [name for name in DIMENSIONS if self.widths[name] == 1]
 
 
 def plan_from_flags(argv: Sequence[str], *, prog: str) -> Plan:
-    """The plan that a server's command line describes; the model may be left out, it places nobody.
+    """The plan that a server's command line describes; the model may be left out, it places no rank.
 
-    ValueError names the rule and the numbers of an impossible layout; a flag that is none exits with code 2.
+    `ValueError` names the rule and the numbers of an impossible layout; an unknown flag exits with code 2.
     """
     fields = parse_command_line(argv, prog=prog, complete=False)
     return plan_of(ServerArgs(**{"model_path": "", **fields}))
 
 
-def plan_of(record: Any) -> Plan:
+def plan_of(record: ServerArgs) -> Plan:
     """The plan of a record that is not resolved yet."""
     resolve_layout(record)
     first = build_publication(record, role=None, ranks=_world_rank(record.ep_join_rank_offset))

@@ -1,6 +1,6 @@
-"""Owns the few SVG elements that a drawn page needs: boxes, words, stars, and how wide words will be.
+"""Owns the few SVG elements that the picture needs: boxes, words, stars, and how wide words will be.
 
-Used by the placement picture. Must not know what is drawn; what it writes needs no font file, script or link.
+Used by the placement picture. It must not know what is drawn, and must not need a font file, script or link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BOLD = 1.16
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """Room that these words may take in any common sans-serif."""
+    """The width that these words may take in any common sans-serif."""
     em = sum(
         _NARROW_EM if letter in _NARROW else _COMMON_EM if letter in _COMMON else _WIDE_EM for letter in text
     )

@@ -1,13 +1,12 @@
 """Owns how boxes nest and fill a page: sizes and labels in, positions out.
 
-Used by the placement picture. Pure geometry: must not draw, or know what a box stands for.
+Used by the placement picture. It must not draw, and must not know what a box stands for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sglang.srt.placement.svg_canvas import text_width
 
@@ -27,7 +26,7 @@ class Area:
 
     label: str = ""
     parts: Sequence[Area] = ()
-    content: Any = None
+    content: object = None
     width: float = 0.0
     height: float = 0.0
     x: float = 0.0
@@ -53,16 +52,20 @@ class Area:
         self.height = y - _GAP + edge
 
     def placed(self, x: float, y: float, depth: int = 0) -> Iterator[tuple[Area, float, float, int]]:
-        """Itself and all inside it with their places on the page, a frame before its parts; how many named
-        frames are around each."""
+        """This area and all inside it: area, x, y on the page, and how many named frames are around it.
+
+        A frame comes before its parts.
+        """
         yield self, x + self.x, y + self.y, depth
         for part in self.parts:
             yield from part.placed(x + self.x, y + self.y, depth + bool(self.label))
 
 
 def columns(count: int, fit: int) -> int:
-    """Boxes in a line where `fit` would fit: full lines if half as many are enough for that, else lines of
-    about one length."""
+    """How many of `count` boxes to put in a line where `fit` would fit.
+
+    The most, down to half of `fit`, that fill every line; else as many as make lines of about one length.
+    """
     fit = max(1, min(fit, count, _MOST_ACROSS))
     for across in range(fit, (fit - 1) // 2, -1):
         if count % across == 0:

@@ -1,13 +1,13 @@
-"""Owns the words of the placement printer: a plan as tables for a reader, as JSON for a program.
+"""Owns the two texts of a plan: tables for a reader, JSON for a program.
 
-Read by `sglang.placement`. Must not colour or measure a terminal: a pipe and a screen get the same text.
+Read by `sglang.placement`. It must not use colours or the width of a terminal: a pipe and a screen get the
+same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from sglang.srt.placement.plan import Plan, Seat, partitions
 
@@ -34,7 +34,7 @@ def headline(plan: Plan) -> list[str]:
 
 
 def shown_ranks(ranks: Sequence[int]) -> str:
-    """`[0,4]`, `[0..7]`, `[0..7,16..23]`: a list of world ranks in few letters."""
+    """A list of world ranks, written short: `[0,4]`, `[0..7]`, `[0..7,16..23]`."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:
@@ -46,20 +46,22 @@ def shown_ranks(ranks: Sequence[int]) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    """Seats, groups and what is one wide; at most 80 columns for what fits there."""
+    """Seats and groups as tables, in 80 columns where that is possible."""
     lines = [*headline(plan), "", *_seat_lines(plan), "", *_group_lines(plan)]
     return "\n".join(lines) + "\n"
 
 
-def _seat_columns(plan: Plan) -> list[tuple[str, Any]]:
-    columns: list[tuple[str, Any]] = [("rank", lambda seat: seat.world_rank)]
+def _seat_columns(plan: Plan) -> list[tuple[str, Callable[[Seat], int]]]:
+    columns: list[tuple[str, Callable[[Seat], int]]] = [("rank", lambda seat: seat.world_rank)]
     if plan.nodes > 1:
         columns.append(("node", lambda seat: seat.node))
     if plan.num_worlds > 1:
         columns.append(("dp_rank", lambda seat: seat.dp_rank))
-    for name in plan.wide():
-        columns.append((name, lambda seat, name=name: seat.ranks[name]))
-    return columns
+    return columns + [(name, _rank_in(name)) for name in plan.wide()]
+
+
+def _rank_in(name: str) -> Callable[[Seat], int]:
+    return lambda seat: seat.ranks[name]
 
 
 def _seat_lines(plan: Plan) -> Iterator[str]:
@@ -99,8 +101,7 @@ def _group_lines(plan: Plan) -> Iterator[str]:
 
 
 def _wrapped(head: str, words: Sequence[str], between: str) -> Iterator[str]:
-    """Words after a head, broken at 80 columns under the first of them; a longer word breaks at its
-    commas."""
+    """Words after a head, wrapped at 80 columns under the first of them; a long word breaks at commas."""
     line, room = head, _COLUMNS - len(head)
     for at, word in enumerate(words):
         text = word + (between if at + 1 < len(words) else "")
@@ -113,7 +114,7 @@ def _wrapped(head: str, words: Sequence[str], between: str) -> Iterator[str]:
     yield line.rstrip()
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: Plan) -> dict[str, object]:
     """The same plan with the names that the context and `GET /placement` use."""
     return {
         "flags": plan.flags,
@@ -134,7 +135,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _seat_json(plan: Plan, seat: Seat) -> dict[str, Any]:
+def _seat_json(plan: Plan, seat: Seat) -> dict[str, object]:
     # Without a controller over replicas nobody states a dp_rank, and the context has None.
     return {
         "world_rank": seat.world_rank,

@@ -1,9 +1,7 @@
-"""Owns the words by which a test file names its lane: one call at its top, `register_cpu_ci(est_time=5,
-suite="unit-cpu")`.
+"""Owns how a test file names its lane: `register_cpu_ci(est_time=5, suite="unit-cpu")` at its top.
 
-Read by `scripts/run_suite.py`, which finds the calls in the source without running it. The calls only check
-their arguments: a name that is no lane of ours is the runner's business, so that foreign test files can be
-collected too.
+Read by `scripts/run_suite.py`, which finds the calls in the source without running it. The calls must not
+refuse the name of an unknown lane: the runner does, so that test files from elsewhere can be collected too.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ CPU_SUITES: tuple[str, ...] = ("unit-cpu", "multi-rank-cpu", "server-cpu")
 
 
 def register_cpu_ci(est_time: float, suite: str) -> None:
-    """Says that this file needs no accelerator, about how long it takes (seconds), and its lane."""
+    """This file needs no accelerator, takes about so many seconds, and belongs to this lane."""
     _check("register_cpu_ci", est_time, suite)
 
 
 def register_cuda_ci(est_time: float, suite: str) -> None:
-    """Says that this file needs a CUDA device."""
+    """This file needs a CUDA device."""
     _check("register_cuda_ci", est_time, suite)
 
 

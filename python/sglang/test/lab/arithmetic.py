@@ -1,7 +1,7 @@
-"""Owns what a rank of a layout must hold and how often it must talk, worked out from the model's shape alone.
+"""Owns what each rank of a layout must store and how many collectives it needs, from the model's shape alone.
 
-Read by `layout_lab`, which compares it with what ranks report. It is a second opinion: it must not import the
-layers, the head shares, the group layout or anything else that it is there to check.
+Read by `comparison`, which holds it against what ranks report. It must not import the layers, the head
+shares, the group layout or anything else that it checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Layout:
     attn_dp_size: int = 1
     num_worlds: int = 1
     dp_lm_head: bool = False
-    #: The tensor group is the attention-TP group, whose counters then hold the calls of both.
+    #: The tensor group is the attention-TP group, whose counters then include the calls of both.
     one_group: bool = False
 
     @property
@@ -69,8 +69,8 @@ class ModelShape:
 def heads_per_rank(heads: int, kv_heads: int, width: int) -> tuple[int, int]:
     """(query, key/value) heads that every rank makes room for.
 
-    More ranks than key/value heads, and a multiple of them: each such head is copied to several ranks, which
-    share the query heads of its group. Otherwise whole groups are dealt out, as many to each rank.
+    When the ranks are a multiple of the key/value heads, each such head is copied to several ranks, which
+    share the query heads of its group. Otherwise every rank gets the same number of whole groups.
     """
     group = heads // kv_heads
     if width > kv_heads and width % kv_heads == 0:
@@ -106,12 +106,12 @@ def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> dic
 
     Forwards: attention and the embedding sum over the attention-TP group, unless the replica was idle. The
     feed-forward of a layer sums over the tensor group; with replicas its rows come from all of them and go
-    back: equal rows by all-gather and reduce-scatter (then put together again inside the replica), exact rows
-    by their variable-sized kin, or, where several ranks hold the same rows, by two sums. The head puts the
-    vocabulary together, after it has fetched the rows of all replicas.
+    back: padded rows by all-gather and reduce-scatter (then gathered again inside the replica), exact rows by
+    their variable-sized forms, or, where several ranks hold the same rows, by two sums. The head gathers the
+    vocabulary, after the rows of all replicas.
 
-    Steps: the leader of an attention-TP group hands its inbox on in every step and the result after every
-    forward; replicas tell each other their sizes in every step.
+    Steps: the leader of an attention-TP group broadcasts its inbox in every step and the result after every
+    forward; replicas exchange their sizes in every step.
     """
     tp: Counter[str] = Counter()
     attn_tp: Counter[str] = Counter()

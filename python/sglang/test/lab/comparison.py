@@ -1,8 +1,7 @@
-"""Owns the verdict of the layout lab: what a cell's ranks report, held against one rank and against
-arithmetic.
+"""Owns the verdict of the layout lab: reports of a cell's ranks, compared with one rank and with arithmetic.
 
-Read by `layout_lab`. Every problem is a sentence that names the rank or the request and both values; no
-problem is the only way to pass. It must not run anything.
+Read by `layout_lab`. Every problem is a sentence that names the rank or the request and both values; a cell
+passes when there is none. It must not run anything.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sglang.srt.messages.io_struct import TokenLogprob
 from sglang.test.lab import arithmetic as lab_arithmetic
 from sglang.test.lab.arithmetic import Layout, ModelShape
 from sglang.test.lab.messages import GROUPS, RankReport, RequestReport
-from sglang.test.lab.scenario import CHUNK, SHARED_PREFIX, Asked, Scenario
+from sglang.test.lab.scenario import CHUNK, SHARED_PREFIX, Placed, Scenario
 
 #: How far a logit may lie from that of one rank.
 LOGIT_TOLERANCE = 1e-4
@@ -47,7 +46,7 @@ def draws_of(report: RankReport, seed: int) -> np.ndarray:
 
 
 def fitness_problems(scenario: Scenario, reference: Reference) -> Iterator[str]:
-    """What would make the reference unfit to compare with: no spread, or a choice that rounding decides."""
+    """Why the reference cannot be compared with: logits without spread, or a choice that rounding decides."""
     spread = float(np.std(np.concatenate(list(reference.draws.values()))))
     if spread < LEAST_STD:
         yield f"logits of the reference have a standard deviation of {spread:.2f}, below {LEAST_STD}"
@@ -74,12 +73,12 @@ def problems_of(
         for r, report in enumerate(ranks):
             who = f"world {w} rank {r}"
             replica = layout.replica_rank(w, r)
-            found += (f"{who}: {p}" for p in _holding(layout, shape, report))
-            found += (f"{who}: {p}" for p in _talking(layout, shape, report))
+            found += (f"{who}: {p}" for p in _memory(layout, shape, report))
+            found += (f"{who}: {p}" for p in _collectives(layout, shape, report))
             found += (f"{who}: {p}" for p in _coverage(layout, report))
             if layout.is_attn_tp_leader(r):
                 mine = [one for one in asked if one.replica == replica]
-                found += (f"replica {replica}: {p}" for p in _answering(scenario, reference, report, mine))
+                found += (f"replica {replica}: {p}" for p in _answers(scenario, reference, report, mine))
         found += (f"world {w}: {p}" for p in _agreement(layout, ranks))
     return found
 
@@ -95,8 +94,8 @@ def furthest_logit(scenario: Scenario, reference: Reference, worlds: Sequence[Se
     )
 
 
-def _answering(
-    scenario: Scenario, reference: Reference, report: RankReport, asked: Sequence[Asked]
+def _answers(
+    scenario: Scenario, reference: Reference, report: RankReport, asked: Sequence[Placed]
 ) -> Iterator[str]:
     unknown = set(report.requests) ^ {one.rid for one in asked}
     if unknown:
@@ -119,7 +118,7 @@ def _answering(
         if not 0 < cached <= SHARED_PREFIX:
             yield f"{rid}: {cached} cached tokens, expected a hit of at most {SHARED_PREFIX}"
     if not report.unfinished_prompts:
-        yield f"no prompt was computed in pieces of {CHUNK}"
+        yield f"no prompt was computed in chunks of {CHUNK}"
 
 
 def _logits(name: str, got: np.ndarray, want: np.ndarray) -> Iterator[str]:
@@ -148,7 +147,7 @@ def _flat(entry: TokenLogprob) -> list[float]:
     return [*own, *(value for value, _ in (*(entry.top or ()), *(entry.chosen or ())))]
 
 
-def _holding(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[str]:
+def _memory(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[str]:
     want = lab_arithmetic.parameter_bytes(shape, layout)
     if report.parameter_bytes != want:
         yield f"holds {report.parameter_bytes} bytes of weights, its share is {want}"
@@ -157,7 +156,7 @@ def _holding(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[
         yield f"caches {report.kv_bytes_per_token} bytes a token, its share is {want}"
 
 
-def _talking(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[str]:
+def _collectives(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[str]:
     """Exactly the calls expected, over exactly the groups expected."""
     expected = lab_arithmetic.expected_calls(shape, layout, report)
     for name in GROUPS:
@@ -167,7 +166,7 @@ def _talking(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[
 
 
 def _coverage(layout: Layout, report: RankReport) -> Iterator[str]:
-    """The scenario did what it is there for."""
+    """Whether the cell met the cases that the scenario is made for."""
     if layout.attn_dp_size == 1:
         if report.paddings or report.forwards.get("idle"):
             yield f"paddings {report.paddings} and forwards {report.forwards} without attention replicas"
@@ -182,7 +181,7 @@ def _coverage(layout: Layout, report: RankReport) -> Iterator[str]:
 
 
 def _agreement(layout: Layout, ranks: Sequence[RankReport]) -> Iterator[str]:
-    """Ranks of a group took part in the same calls."""
+    """Whether the ranks of a group took part in the same calls."""
     blocks = {"tp": layout.tp_size, "attn_tp": layout.attn_tp_size}
     for name, width in blocks.items():
         for first in range(0, len(ranks), width):

@@ -1,7 +1,7 @@
 """Owns the mistakes that the layout lab can plant into product code, inside a rank process, by name.
 
-Planted by `lab_rank` around a cell; the test of the matrix asserts that each is noticed. A fault replaces a
-name of the product for the length of a block, and must not reach into the lab.
+Planted by `rank` around a cell; a test asserts that each is noticed. A fault replaces a name of the product
+for the length of a block, and must not change the lab.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _SKIPPED_CALL = 5
 
 @dataclass(frozen=True)
 class Fault:
-    """How to plant it, and whether publish already meets it (else the groups stand, and the model comes
-    next).
-    """
+    """How to plant it, and whether before publishing; else it is planted before the model is built."""
 
     plant: Callable[[], AbstractContextManager[None]]
     before_publish: bool = False
@@ -56,12 +54,9 @@ def _replaced(*places: tuple[Any, str], by: Any) -> Iterator[None]:
         yield
 
 
-# ranks
-
-
 @contextmanager
 def _getter_off_by_one(getter: str) -> Iterator[None]:
-    """A live getter counts from one and goes round; only read where ranks are not stamped."""
+    """A live getter is one too high, modulo the width; it is only read where ranks are not stamped."""
     right = getattr(parallel_state, getter)
 
     def wrong() -> int:
@@ -73,7 +68,7 @@ def _getter_off_by_one(getter: str) -> Iterator[None]:
 
 @contextmanager
 def _layers_get_the_rank_below() -> Iterator[None]:
-    """The rank that a layer asks for is one too low, so that the last share is held by nobody."""
+    """Layers are given a rank that is one too low, so that no rank holds the last share."""
     right = linear.axis_place
 
     def wrong(axis: linear.Axis) -> tuple[int, int]:
@@ -86,7 +81,7 @@ def _layers_get_the_rank_below() -> Iterator[None]:
 
 @contextmanager
 def _stamp_off_by_one() -> Iterator[None]:
-    """The derivation of the stamped attention rank goes one too far."""
+    """The derived attention rank that is stamped is one too high."""
     right = widths.derive_attention_ranks
 
     def wrong(**seat: int) -> widths.AttentionRanks:
@@ -96,9 +91,6 @@ def _stamp_off_by_one() -> Iterator[None]:
 
     with _replaced((publication, "derive_attention_ranks"), by=wrong):
         yield
-
-
-# widths
 
 
 @contextmanager
@@ -119,7 +111,7 @@ def _attention_summed_over_tp() -> Iterator[None]:
 
 @contextmanager
 def _everything_here() -> Iterator[None]:
-    """A rank that loads the whole model and talks to nobody: the right answers at the price of one rank."""
+    """Each rank loads the whole model and sums with none: right answers, but nothing is shared out."""
     sums = _replaced(
         (linear, "attention_tensor_parallel_all_reduce"),
         (vocab_parallel_embedding, "attention_tensor_parallel_all_reduce"),
@@ -131,9 +123,6 @@ def _everything_here() -> Iterator[None]:
     )
     with sums, places:
         yield
-
-
-# collectives
 
 
 @contextmanager
@@ -170,8 +159,9 @@ def _destroyed_group_kept() -> Iterator[None]:
 
 @contextmanager
 def _living_group_kept() -> Iterator[None]:
-    """The same with communicators that outlive the layout, and calls booked where they belong: nothing but
-    the answers can tell.
+    """The same with communicators that outlive the layout and calls counted where they belong.
+
+    Only the answers can show it.
     """
     parallel = get_parallel()
     width = parallel.attn_tp_size
@@ -186,12 +176,9 @@ def _living_group_kept() -> Iterator[None]:
         yield
 
 
-# placement
-
-
 @contextmanager
 def _guard(on: bool) -> Iterator[None]:
-    """Runners compare their placement, or do not: what they would compute shows what the guard is for."""
+    """Runners compare their placement, or do not; without it the answers show what the guard is for."""
     with _replaced((ParallelState, "check_in_force"), by=lambda placement: None) if not on else nullcontext():
         yield
 
@@ -211,7 +198,7 @@ def _target_in_the_draft_scope(guarded: bool) -> Iterator[None]:
 
 @contextmanager
 def _draft_outside_its_scope(guarded: bool) -> Iterator[None]:
-    """The draft is built in its scope, and what comes later forgets to enter it."""
+    """The draft is built in its scope, but runs outside it."""
     right = spec_utils.draft_tp_context
     entered = False
 

@@ -1,9 +1,8 @@
-"""The layout lab: worlds of gloo ranks that are started once and re-published for one layout after another,
-each cell compared with one rank.
+"""Owns the layout lab: gloo ranks that are started once, run one layout after another, and match one rank.
 
-Read by the proof matrix and by whoever changes the parallel layer. It composes its parts: `lab_scenario`
-(what is asked), `lab_world` and `lab_rank` (the processes), `lab_comparison` and `lab_arithmetic` (the
-verdict), `lab_faults` (mistakes to plant). It must not judge by anything but what ranks report.
+Read by the proof matrix and by whoever changes the parallel layer. Its parts: `scenario` (the requests),
+`world` and `rank` (the processes), `comparison` and `arithmetic` (the verdict), `faults` (mistakes to plant).
+It must not judge by anything but what ranks report.
 """
 
 from __future__ import annotations
@@ -77,8 +76,10 @@ MODELS = (LLAMA, QWEN3)
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of the matrix. Without a bundle ranks are read live from the groups, not stamped. A draft is
-    the same model built and run in the scope of a draft that owns its attention.
+    """One entry of the matrix.
+
+    Without a bundle ranks are read live from the groups, not stamped. A draft is the same model, built and
+    run in the scope of a draft that owns its attention.
     """
 
     layout: Layout
@@ -94,9 +95,7 @@ class Cell:
 
 @dataclass
 class CellResult:
-    """A cell has passed when it has no problems. `failures` are the ranks that have no report to judge;
-    `seconds` do not count the start of a world.
-    """
+    """The verdict on one cell. `failures` are ranks without a report; `seconds` exclude the start."""
 
     name: str
     seconds: float
@@ -111,14 +110,12 @@ class CellResult:
         return not self.failures and not self.problems
 
     def text(self) -> str:
-        """All that is wrong."""
+        """Everything that is wrong."""
         return "\n".join((f"{self.name}:", *self.failures, *self.problems[:20]))
 
 
 class LayoutLab:
-    """Runs cells. `timeout_s` is the ranks' own limit for a collective, `cell_timeout_s` the lab's for a
-    cell.
-    """
+    """Runs cells. `timeout_s` limits each collective of the ranks, `cell_timeout_s` the whole cell."""
 
     def __init__(self, folder: Path, *, timeout_s: float = 60.0, cell_timeout_s: float = 120.0) -> None:
         self._folder = folder
@@ -173,7 +170,7 @@ class LayoutLab:
         return result
 
     def reference(self, model: LabModel) -> Reference:
-        """The same requests on one rank; made once, and refused where it could not tell right from wrong."""
+        """The same requests on one rank, run once; refused when it could not tell right from wrong."""
         if model.name not in self._references:
             scenario = self._scenario(model)
             ((answer,),) = self._run(Cell(ONE_RANK, model), None)
@@ -183,18 +180,18 @@ class LayoutLab:
                     f"the reference of {model.name} failed: {answer.error.message}\n{answer.error.traceback}"
                 )
             reference = Reference.of(scenario, answer.report)
-            # One rank is held to the same arithmetic and the same coverage; it agrees with itself.
+            # The arithmetic and the coverage must hold for one rank, too.
             problems = [
                 *fitness_problems(scenario, reference),
                 *problems_of(scenario, reference, ONE_RANK, model.shape, [[answer.report]]),
             ]
             if problems:
-                raise AssertionError(f"the reference of {model.name} is no good:\n" + "\n".join(problems))
+                raise AssertionError(f"the reference of {model.name} is unfit:\n" + "\n".join(problems))
             self._references[model.name] = reference
         return self._references[model.name]
 
     def _run(self, cell: Cell, fault: str | None) -> list[list[RankAnswer]]:
-        """Answers by world and rank. All worlds work at the same time; a broken one is ended."""
+        """Answers by world and rank. All worlds run at the same time; a broken one is ended."""
         worlds = [self._world(cell.layout.tp_size, w) for w in range(cell.layout.num_worlds)]
         for w, world in enumerate(worlds):
             world.order(self._orders(cell, w, fault))

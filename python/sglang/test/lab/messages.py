@@ -1,7 +1,7 @@
-"""Owns what the layout lab and its rank processes say to each other: one order and one report a cell.
+"""Owns the messages between the layout lab and its rank processes: one order and one report a cell.
 
-Written by `lab_world` and `lab_rank`. Plain structs in msgpack frames over pipes; nothing is pickled, and no
-tensor travels but as bytes. It must not import torch: the side that gives the orders needs none.
+Written by `world` and `rank`, as msgpack frames over pipes; tensors travel as bytes. It must not import
+torch, which the side that gives the orders does not need.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from sglang.srt.messages.io_struct import FinishReason, TokenizedGenerateReqInpu
 #: Groups whose calls are reported, as the context names them (without `_group`).
 GROUPS = ("world", "tp", "pp", "dcp", "attn_tp", "attn_cp", "moe_ep", "moe_dp", "moe_tp")
 
-#: First frame of a rank: its world stands.
-HERE = b"here"
-#: Four ranks on a busy machine import torch and meet.
+#: First frame of a rank: it has joined its world.
+JOINED = b"joined"
+#: Limit for the start of a world: several ranks import torch and meet, on a busy machine.
 START_TIMEOUT_S = 120.0
 
 
 class CellOrder(msgspec.Struct, kw_only=True):
-    """What one rank does for one cell. `phases` holds what lies in its inbox when a phase begins; a rank that
-    leads no group has empty ones, and takes the same number of phases as everybody.
+    """What one rank does for one cell.
+
+    `phases` holds its inbox at the beginning of each phase; a rank that leads no group has as many, all
+    empty.
     """
 
     fields: dict[str, Any]  # of the record
@@ -34,7 +36,7 @@ class CellOrder(msgspec.Struct, kw_only=True):
     #: The worker is a draft that owns its attention: built and run in that scope.
     draft: bool = False
     phases: list[list[TokenizedGenerateReqInput]]
-    #: Name of the fault to plant, of `lab_faults`; it stays planted until an order names another one or none.
+    #: Name of the fault in `faults` to plant; it stays planted until an order names another one or none.
     fault: str | None = None
 
 
@@ -50,7 +52,7 @@ class RequestReport(msgspec.Struct, kw_only=True):
 
 
 class RankReport(msgspec.Struct, kw_only=True):
-    """What one rank has to show after a cell."""
+    """What one rank measured during a cell."""
 
     requests: dict[str, RequestReport]  # by rid; empty on a rank that leads no group
     #: Seed of the request -> float32 logits [tokens drawn, vocab], as bytes; before sampling.
@@ -65,7 +67,7 @@ class RankReport(msgspec.Struct, kw_only=True):
     paddings: dict[str, int]
     #: Forwards that held part of a prompt and drew nothing for it.
     unfinished_prompts: int
-    #: Calls of the head that these forwards need: see `lab_rank.Watch`.
+    #: Calls of the head that these forwards need: see `rank.ForwardRecorder`.
     head_calls: int
     #: Steps of the scheduler, over all phases.
     steps: int

@@ -1,8 +1,8 @@
 """Owns one rank process of the layout lab: it joins its world once, and then takes one order after another.
 
-Started by `lab_world` with `python -m`; orders come by standard input, reports go by what was standard
-output. A cell is the real path (publish, groups, worker, scheduler), watched from outside; the rank must not
-know what the right answer is.
+Started by `world` with `python -m`; orders come on standard input, reports go to what was standard output. A
+cell is the real path (publish, groups, worker, scheduler), measured from outside; the rank must not know what
+the right answer is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
+from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.distributed import parallel_state
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.messages.io_struct import TokenizedGenerateReqInput
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.processes.model_files import published_model_config, published_tokenizer
 from sglang.srt.processes.rank_config import read_frame, write_frame
@@ -32,7 +34,7 @@ from sglang.test.lab import faults as lab_faults
 from sglang.test.lab import messages as lab_messages
 from sglang.test.lab.messages import (
     GROUPS,
-    HERE,
+    JOINED,
     START_TIMEOUT_S,
     CellOrder,
     RankAnswer,
@@ -41,14 +43,12 @@ from sglang.test.lab.messages import (
     RequestReport,
 )
 
-#: A cell has a few hundred steps; a scheduler that never comes to rest is stopped here.
+#: A cell has a few hundred steps; a scheduler that never becomes idle is stopped here.
 MAX_STEPS = 2000
 
 
-class Watch:
-    """Stands between a worker and its model: what was computed, and the logits that each token is drawn
-    from.
-    """
+class ForwardRecorder:
+    """Wraps a worker's forward and records what it computes, and the logits of each drawn token."""
 
     def __init__(self, worker: TpModelWorker) -> None:
         self._forward = worker.model_runner.forward
@@ -75,19 +75,23 @@ class Watch:
 
     @staticmethod
     def _head_calls(batch: ForwardBatch) -> int:
-        """Few rows: a head of all replicas is called once for them, a head of one replica once for the rows
-        to draw from and once for the rows of prompts.
+        """How often the head runs for so few rows.
+
+        A head shared by all replicas runs once, the head of one replica once for the rows to draw from and
+        once for the rows of prompts.
         """
         if batch.dp_step is not None and not get_parallel().enable_dp_lm_head:
             return int(sum(batch.dp_step.num_logit_rows) > 0)
         drawing = sum(row is not None for row in batch.sampling_states)
         return int(drawing > 0) + int(batch.num_logit_rows > drawing)
 
-    def _record(self, row: Any, logits: torch.Tensor) -> None:
-        drawn = self.draws.setdefault(row.seed, [])
-        if row.num_output != len(drawn):
+    def _record(self, sampling: SamplingState | None, logits: torch.Tensor) -> None:
+        assert sampling is not None
+        drawn = self.draws.setdefault(sampling.seed, [])
+        if sampling.num_output != len(drawn):
             raise AssertionError(
-                f"the request with seed {row.seed} draws token {row.num_output} after {len(drawn)} draws"
+                f"the request with seed {sampling.seed} draws token {sampling.num_output}, "
+                f"and {len(drawn)} were drawn"
             )
         if tuple(logits.shape) != (self.vocab_size,) or logits.dtype != torch.float32:
             raise AssertionError(f"logits of {tuple(logits.shape)}, {logits.dtype}; {self.vocab_size} wanted")
@@ -109,24 +113,25 @@ def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
     with spec_utils.draft_tp_context(owns_attention=order.draft):
         worker = TpModelWorker(model_config)
         scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
-    watch = Watch(worker)
+    recorder = ForwardRecorder(worker)
     groups = {name: getattr(get_parallel(), f"{name}_group") for name in GROUPS}
     before = {name: Counter(group.calls) for name, group in groups.items()}
     steps = 0
     for phase in order.phases:
         with spec_utils.draft_tp_context(owns_attention=order.draft):
             steps += _run_phase(scheduler, channel, phase)
+    draws = {seed: b"".join(rows) for seed, rows in recorder.draws.items()}
     return RankReport(
         requests={} if channel is None else _reports(channel),
-        draws={seed: b"".join(rows) for seed, rows in watch.draws.items()} if order.is_attn_tp_leader else {},
-        vocab_size=watch.vocab_size,
+        draws=draws if order.is_attn_tp_leader else {},
+        vocab_size=recorder.vocab_size,
         parameter_bytes=parameter_bytes(worker.model_runner.model),
         kv_bytes_per_token=kv_bytes_per_token(worker),
         calls={name: dict(group.calls - before[name]) for name, group in groups.items()},
-        forwards=dict(watch.forwards),
-        paddings=dict(watch.paddings),
-        unfinished_prompts=watch.unfinished_prompts,
-        head_calls=watch.head_calls,
+        forwards=dict(recorder.forwards),
+        paddings=dict(recorder.paddings),
+        unfinished_prompts=recorder.unfinished_prompts,
+        head_calls=recorder.head_calls,
         steps=steps,
     )
 
@@ -142,7 +147,9 @@ def _publish(order: CellOrder) -> None:
     get_parallel().override_permanently(dp_rank=order.dp_rank, gpu_id=None)
 
 
-def _run_phase(scheduler: Scheduler, channel: FakeChannel | None, inbox: list[Any]) -> int:
+def _run_phase(
+    scheduler: Scheduler, channel: FakeChannel | None, inbox: list[TokenizedGenerateReqInput]
+) -> int:
     if channel is not None:
         channel.inbox.extend(inbox)
     for step in range(1, MAX_STEPS):
@@ -151,7 +158,7 @@ def _run_phase(scheduler: Scheduler, channel: FakeChannel | None, inbox: list[An
         scheduler.invariants.check_slots()
         if not going_on:
             if channel is not None and channel.inbox:
-                raise AssertionError("the scheduler rests while messages lie in its inbox")
+                raise AssertionError("the scheduler is idle while messages lie in its inbox")
             return step
     raise AssertionError(f"a phase is not over after {MAX_STEPS} steps")
 
@@ -171,10 +178,10 @@ def _reports(channel: FakeChannel) -> dict[str, RequestReport]:
 
 
 def parameter_bytes(model: torch.nn.Module) -> int:
-    """Bytes of the weights that this rank holds, each read back out of the form in which it is stored.
+    """Bytes of the weights that this rank holds, each unpacked from the form in which it is stored.
 
-    What a layer keeps besides (a second form of the same numbers, tables of rotations) is not counted, and a
-    head that reads another layer's table counts nothing of its own.
+    What a layer keeps besides (a second form of the same numbers, rotary tables) is not counted, and a head
+    that shares the table of the embedding counts nothing.
     """
     total = sum(parameter.nbytes for parameter in model.parameters())
     for module in model.modules():
@@ -186,7 +193,7 @@ def parameter_bytes(model: torch.nn.Module) -> int:
 
 
 def kv_bytes_per_token(worker: TpModelWorker) -> int:
-    """What the pool really took, over the slots it has (the reserved page is one of its pages)."""
+    """Bytes of the pool by its number of slots, the reserved page included."""
     pool = worker.model_runner.pools.kv
     slots = pool.size + pool.page_size
     layers = map(pool.layer, range(pool.spec.num_layers))
@@ -194,9 +201,9 @@ def kv_bytes_per_token(worker: TpModelWorker) -> int:
 
 
 def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> None:
-    """Take orders until the pipe ends. What the product prints goes to the log; the pipe is for reports.
+    """Take orders until the pipe ends; what the product prints goes to the log, not to the reports.
 
-    `timeout_s` limits the collectives of the cells. The meeting takes as long as ranks need to start.
+    `timeout_s` limits the collectives of the cells, but not the start of the ranks.
     """
     reports = os.dup(1)
     os.dup2(2, 1)
@@ -208,14 +215,14 @@ def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> N
         store=torch.distributed.FileStore(meeting, world_size),
         timeout_s=START_TIMEOUT_S,
     )
-    get_parallel().world_group.timeout_s = timeout_s  # groups take the limit of the world they lie in
-    write_frame(reports, HERE)
+    get_parallel().world_group.timeout_s = timeout_s  # groups inherit the limit of their world
+    write_frame(reports, JOINED)
     planted, name = contextlib.ExitStack(), None
     while (frame := read_frame(0)) is not None:
         order = lab_messages.decode_order(frame)
         if order.fault != name:
             planted.close()
-        # A fault that stays is not planted a second time: what it kept since the last cell is the point.
+        # A fault that stays is not planted again: what it has kept since the last cell is its point.
         again = order.fault is not None and order.fault == name
         name = order.fault
         try:
@@ -229,7 +236,7 @@ def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> N
         write_frame(reports, lab_messages.encode(answer))
     planted.close()
     parallel_state.destroy_distributed_environment()
-    os._exit(0)  # nothing is left to say, and taking torch down takes longer than a cell
+    os._exit(0)  # an ordered end of torch takes longer than a cell
 
 
 def _without_fault(order: CellOrder) -> CellOrder:

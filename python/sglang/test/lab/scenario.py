@@ -1,7 +1,7 @@
-"""Owns what every cell of the layout lab is asked to do: the requests, in phases, for any number of replicas.
+"""Owns the requests of every cell of the layout lab, in phases, for any number of replicas.
 
-Read by `layout_lab`. A request is known by its name and has the same ids and seed wherever it runs, so that
-one run on one rank is the reference of every layout. It must not know ranks: replicas only.
+Read by `layout_lab`. A request has a name, and the same ids and seed wherever it runs, so that one run on one
+rank is the reference of every layout. It must not know ranks, only replicas.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from sglang.srt.messages.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-#: Prompts longer than this are computed in pieces.
+#: Prompts longer than this are computed in chunks.
 CHUNK = 24
 #: Tokens of a replica's pool: the crowd does not fit, every request alone does.
 POOL_TOKENS = 112
 #: What the two requests of a solo have in common.
 SHARED_PREFIX = 40
-#: More than the crowd: the pool shall be the bound, also where four replicas share this number.
+#: More than the crowd, also where four replicas share this number: the pool is to be the limit.
 MAX_RUNNING = 32
 
 _MIXED_LENGTHS = (1, 3, 5, 7, 13, 2, 9)
@@ -31,7 +31,7 @@ _FIRST_SEED = 11
 
 
 @dataclass(frozen=True)
-class Asked:
+class Placed:
     """One request by its name and replica; a phase is a list of these."""
 
     name: str
@@ -74,26 +74,26 @@ class Scenario:
     def greedy_names(self) -> list[str]:
         return [name for name, request in self._templates.items() if self._is_greedy(request)]
 
-    def phases(self, replicas: int) -> list[list[Asked]]:
-        """Every phase runs until nothing is left, then the next one begins."""
-        mixed = [Asked(f"mixed{i}", i % replicas) for i in range(len(_MIXED_LENGTHS))]
-        solos = [[Asked(name, r)] for r in range(replicas) for name in ("long", "again")]
+    def phases(self, replicas: int) -> list[list[Placed]]:
+        """The phases; each runs until nothing is left, then the next one begins."""
+        mixed = [Placed(f"mixed{i}", i % replicas) for i in range(len(_MIXED_LENGTHS))]
+        solos = [[Placed(name, r)] for r in range(replicas) for name in ("long", "again")]
         count = len(_CROWD_LENGTHS)
-        crowd = [Asked(f"crowd{(i + r) % count}", r) for r in range(replicas) for i in range(count)]
+        crowd = [Placed(f"crowd{(i + r) % count}", r) for r in range(replicas) for i in range(count)]
         return [mixed, *solos, crowd]
 
-    def inbox(self, phase: list[Asked], replica: int) -> list[TokenizedGenerateReqInput]:
+    def inbox(self, phase: list[Placed], replica: int) -> list[TokenizedGenerateReqInput]:
         """What one replica gets of a phase."""
-        return [self._request(asked) for asked in phase if asked.replica == replica]
+        return [self._request(placed) for placed in phase if placed.replica == replica]
 
     def seed_of(self, name: str) -> int:
-        """Unlike in every other request, so that a sampling row tells whose it is."""
+        """Different in every request, so that a `SamplingState` shows whose it is."""
         return _FIRST_SEED + self.names.index(name)
 
-    def _request(self, asked: Asked) -> TokenizedGenerateReqInput:
-        template = self._templates[asked.name]
+    def _request(self, placed: Placed) -> TokenizedGenerateReqInput:
+        template = self._templates[placed.name]
         fields = {name: getattr(template, name) for name in template.__struct_fields__}
-        return TokenizedGenerateReqInput(**{**fields, "rid": asked.rid})
+        return TokenizedGenerateReqInput(**{**fields, "rid": placed.rid})
 
     def _add(self, name: str, ids: list[int], new: int) -> None:
         params = SamplingParams(

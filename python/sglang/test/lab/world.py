@@ -1,4 +1,4 @@
-"""Owns the processes of one world of the layout lab: started once, ordered cell after cell, ended for good.
+"""Owns the rank processes of one world of the layout lab: started once, given one order after another, ended.
 
 Read by `layout_lab`. It must not use `multiprocessing`, must not wait for ever for a rank, and must not leave
 one behind.
@@ -19,7 +19,7 @@ from typing import IO
 from sglang.srt.environ import envs
 from sglang.srt.processes.rank_config import read_frame, write_frame
 from sglang.test.lab.messages import (
-    HERE,
+    JOINED,
     START_TIMEOUT_S,
     CellOrder,
     RankAnswer,
@@ -28,13 +28,13 @@ from sglang.test.lab.messages import (
     encode,
 )
 
-#: After a rank has failed its peers get this long to say what they see; most are stuck in a collective.
+#: After a rank has failed its peers get this long to answer; most are stuck in a collective.
 GRACE_S = 1.0
 _LOG_TAIL = 2000
 
 
 class World:
-    """`size` gloo ranks of this host. After a cell in which a rank failed the world is broken: end it."""
+    """`size` gloo ranks of this host. A cell in which a rank failed leaves the world `broken`: close it."""
 
     def __init__(self, size: int, *, timeout_s: float) -> None:
         self.size = size
@@ -45,7 +45,7 @@ class World:
             for rank in range(size):
                 self._ranks.append(self._start(rank, timeout_s))
         frames = self._frames(time.monotonic() + START_TIMEOUT_S)
-        absent = [rank for rank in range(size) if frames.get(rank) != HERE]
+        absent = [rank for rank in range(size) if frames.get(rank) != JOINED]
         if absent:
             logs = "\n".join(self._log_tail(rank) for rank in absent)
             self.broken = True
@@ -69,20 +69,20 @@ class World:
             )
 
     def order(self, orders: Sequence[CellOrder]) -> None:
-        """One order a rank, in rank order; `reports` takes what comes of them."""
+        """Send one order to each rank, in rank order; `reports` takes the answers."""
         for process, order in zip(self._ranks, orders, strict=True):
             try:
                 write_frame(_pipe(process.stdin), encode(order))
             except BrokenPipeError:
-                pass  # it died after the last cell; `reports` says so, with its log
+                pass  # it died after the last cell; `reports` will say so
 
     def reports(self, timeout_s: float) -> list[RankAnswer]:
-        """One answer a rank. A rank that died or did not come back has an error in its place."""
+        """One answer a rank; an error stands for a rank that died or did not answer in time."""
         frames = self._frames(time.monotonic() + timeout_s, until=_is_failure)
         answers = []
         for rank in range(self.size):
             if rank not in frames:
-                message = "did not come back from the cell, and was waited for no longer"
+                message = "did not answer in time"
                 answers.append(RankAnswer(error=RankError(kind="Stuck", message=message, traceback="")))
             elif (frame := frames[rank]) is None:
                 message = f"exit code {self._ranks[rank].wait()}"
@@ -96,8 +96,9 @@ class World:
     def _frames(
         self, deadline: float, until: Callable[[bytes], bool] = lambda frame: False
     ) -> dict[int, bytes | None]:
-        """The next frame of each rank, None of one that died; nothing of one that was too late. A death, or a
-        frame that `until` takes for an end, leaves the others a short while.
+        """The next frame of each rank: None where it died, no entry where it was too late.
+
+        After a death, or a frame for which `until` is true, the others get only `GRACE_S`.
         """
         frames: dict[int, bytes | None] = {}
         while len(frames) < self.size and (left := deadline - time.monotonic()) > 0:
@@ -118,7 +119,7 @@ class World:
         return Path(self._folder.name) / f"rank{rank}.log"
 
     def close(self) -> None:
-        """End every rank; one that waits for an order leaves by itself, the others are killed."""
+        """End every rank: one that waits for an order leaves when its pipe ends, the others are killed."""
         for process in self._ranks:
             if process.stdin is not None:
                 process.stdin.close()

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the check scripts, and plants small trees for them to look into."""
+"""Owns what the tests of the check scripts share: importing the scripts, and planting small trees."""
 
 import sys
 import textwrap
@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 @pytest.fixture
 def plant(tmp_path: Path) -> Callable[[str, str], Path]:
-    """Writes one file below a fresh root (`plant.root`) and makes the folders and their `__init__.py`."""
+    """Writes one file below a fresh root (`plant.root`), with its folders and their `__init__.py`."""
 
     def write(name: str, text: str) -> Path:
         path = tmp_path / name

@@ -126,7 +126,7 @@ WRONG: list[tuple[str, Callable[[Reports], object]]] = [
     ("ended by", lambda ranks: setattr(ranks[0].requests["mixed0@0"], "finish_reason", None)),
     ("again@0: 0 cached", lambda ranks: setattr(ranks[0].requests["again@0"], "cached_tokens", 0)),
     ("nothing was retracted", lambda ranks: setattr(ranks[0].requests["crowd1@0"], "num_retractions", 0)),
-    ("no prompt was computed in pieces", lambda ranks: setattr(ranks[0], "unfinished_prompts", 0)),
+    ("no prompt was computed in chunks", lambda ranks: setattr(ranks[0], "unfinished_prompts", 0)),
     ("rank 3: holds", lambda ranks: setattr(ranks[3], "parameter_bytes", ranks[3].parameter_bytes + 4)),
     ("rank 3: caches", lambda ranks: setattr(ranks[3], "kv_bytes_per_token", 512)),
     ("rank 3: tp group", lambda ranks: ranks[3].calls["tp"].update(all_reduce=1)),

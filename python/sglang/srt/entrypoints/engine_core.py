@@ -18,9 +18,9 @@ from sglang.srt.arg_groups.hooks.pipeline import resolve
 from sglang.srt.arg_groups.public_values import short_description
 from sglang.srt.arg_groups.supported import refuse_unserved
 from sglang.srt.environ import envs
-from sglang.srt.managers.data_parallel_controller import Wire
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
+from sglang.srt.messages.channel import Channel
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.processes.model_files import published_model_config, published_tokenizer
 from sglang.srt.processes.rank_layout import (
@@ -75,7 +75,7 @@ class EngineCore:
         self._cause: str | None = None
         self._on_death: Callable[[str], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._channel: Wire | None = None
+        self._channel: Channel | None = None
         self._leaders: list[str] = []
         self._watchdog_timeout = get_device().watchdog_timeout
         #: Where leaders on other machines send; the port is held until the wire has it.

@@ -1,8 +1,8 @@
-"""Owns which replica a request runs on: the wire of the tokenizer manager, spread over several leaders.
+"""Owns which replica a request runs on: the tokenizer manager's channel, spread over several leaders.
 
-Used by whoever builds the engine, between the tokenizer manager and `ServerChannel`, with the same surface.
-Loads are kept from what is sent and from the ends that come back. It must not look into answers beyond that,
-start processes or import torch.
+Stands between the tokenizer manager and `ServerChannel`. Loads are counted from the requests that are sent
+and from their ends, which come back. It must not look into answers beyond that, start processes or import
+torch.
 """
 
 from __future__ import annotations
@@ -10,34 +10,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from sglang.srt.messages import io_struct
-
-
-class Wire(Protocol):
-    """What the tokenizer manager speaks through."""
-
-    def send(self, message: io_struct.Message) -> None: ...
-
-    async def recv(self) -> io_struct.Message: ...
-
-    def close(self) -> None: ...
-
-
-class LeaderChannel(Protocol):
-    """What the controller speaks through: `ServerChannel`, or a test's."""
-
-    def send(self, message: io_struct.Message, leader: int) -> None: ...
-
-    async def recv(self) -> io_struct.Message: ...
-
-    def close(self) -> None: ...
+from sglang.srt.messages.channel import LeadersChannel
 
 
 @dataclasses.dataclass(slots=True)
 class _Placed:
-    """One sequence under way."""
+    """Where one sequence runs, how many tokens it may have, and which prompt it is a sample of."""
 
     replica: int
     tokens: int
@@ -45,7 +25,7 @@ class _Placed:
 
 
 class ReplicaLoads:
-    """What runs where, and how much of it."""
+    """Which replica each sequence runs on, and how much that is."""
 
     def __init__(self, replicas: int) -> None:
         #: Sequences under way, and the tokens that they have and may still get, by replica.
@@ -56,12 +36,12 @@ class ReplicaLoads:
         self._parents: dict[str, tuple[int, int]] = {}
 
     def replica_of(self, rid: str) -> int | None:
-        """Who holds this sequence, None when nobody does."""
+        """The replica that this sequence runs on, None where it has ended."""
         placed = self._placed.get(rid)
         return None if placed is None else placed.replica
 
     def replica_of_parent(self, parent: str) -> int | None:
-        """Who holds the other samples of the same prompt."""
+        """The replica that the other samples of the same prompt run on."""
         return self._parents.get(parent, (None, 0))[0]
 
     def add(self, message: io_struct.TokenizedGenerateReqInput, replica: int) -> None:
@@ -74,7 +54,7 @@ class ReplicaLoads:
             self._parents[message.parent_rid] = (replica, left + 1)
 
     def remove(self, rid: str) -> None:
-        """The sequence has ended, however; one that is unknown changes nothing."""
+        """The sequence has ended; one that is unknown changes nothing."""
         placed = self._placed.pop(rid, None)
         if placed is None:
             return
@@ -86,7 +66,7 @@ class ReplicaLoads:
                 self._parents[placed.parent] = (replica, left - 1)
 
 
-#: Method of --load-balance-method -> what it compares; None: nothing, it goes round.
+#: Method of --load-balance-method -> what it compares; None: replicas take turns.
 _MEASURES: dict[str, Callable[[ReplicaLoads], list[int]] | None] = {
     "auto": None,
     "round_robin": None,
@@ -96,13 +76,13 @@ _MEASURES: dict[str, Callable[[ReplicaLoads], list[int]] | None] = {
 
 
 class DataParallelController:
-    """Routes requests, fans everything else out, and says to replica 0 what was sent (attention DP).
+    """Sends each request to one replica and everything else to all.
 
-    `send` may be called from any thread; what it does for one message is not mixed with another.
+    With attention DP it also says to replica 0 how much was sent. `send` may be called from any thread.
     """
 
     def __init__(
-        self, channel: LeaderChannel, *, replicas: int, attention_dp: bool, method: str = "auto"
+        self, channel: LeadersChannel, *, replicas: int, attention_dp: bool, method: str = "auto"
     ) -> None:
         if method not in _MEASURES:
             raise ValueError(
@@ -119,7 +99,7 @@ class DataParallelController:
         self._lock = threading.Lock()
 
     def send(self, message: io_struct.Message) -> None:
-        """A request to its replica, an abort of one sequence to the holder, anything else to all."""
+        """A request goes to one replica, an abort of one sequence to where it runs, the rest to all."""
         with self._lock:
             match message:
                 case io_struct.TokenizedGenerateReqInput():
@@ -148,7 +128,7 @@ class DataParallelController:
         replica = message.routed_dp_rank
         chosen = False
         if replica is None and message.parent_rid is not None:
-            # Beside its sisters the prompt is in the prefix cache.
+            # Where the other samples run, the prompt is in the prefix cache.
             replica = self.loads.replica_of_parent(message.parent_rid)
         if replica is None:
             replica, chosen = self._choose(), True
@@ -157,7 +137,7 @@ class DataParallelController:
                 f"routed_dp_rank: must satisfy 0 <= routed_dp_rank < {self._replicas}, got {replica}"
             )
         self._dispatch(message, [replica])
-        # Only now: what could not be sent is no load and takes no turn.
+        # Only now: what could not be sent is no load and leaves the next replica the next.
         self.loads.add(message, replica)
         if chosen:
             self._last = replica
@@ -175,5 +155,5 @@ class DataParallelController:
             self._channel.send(message, replica)
             self._sent[replica] += 1
         if self._attention_dp and any(replicas):
-            # Replica 0 sleeps for all; it must know of what is on its way to the others.
+            # Replica 0 waits on its socket for all; it must know what is on its way to the others.
             self._channel.send(io_struct.DispatchedReq(counts=list(self._sent)), 0)

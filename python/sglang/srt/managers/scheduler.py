@@ -12,12 +12,12 @@ from typing import Protocol
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, GenerationBatchResult
 from sglang.srt.managers.scheduler_components.dp_attn import Agreement, DpAttnSync
-from sglang.srt.managers.scheduler_components.group_channel import Channel
 from sglang.srt.managers.scheduler_components.placement_report import report_placement
 from sglang.srt.managers.scheduler_components.schedule_batch import Plan
 from sglang.srt.managers.scheduler_components.stop_matcher import StopTokenizer
 from sglang.srt.managers.scheduler_components.wiring import build_parts
 from sglang.srt.managers.scheduler_components.worker import Worker
+from sglang.srt.messages.channel import SchedulerChannel
 from sglang.srt.messages.io_struct import (
     AbortReq,
     DispatchedReq,
@@ -61,7 +61,7 @@ class Scheduler:
         worker: Worker,
         *,
         tokenizer: StopTokenizer | None,
-        channel: Channel | None,
+        channel: SchedulerChannel | None,
         heartbeat: Pulse | None = None,
     ) -> None:
         assert_role("scheduler")

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 import zmq
 import zmq.asyncio
 
-from sglang.srt.managers.data_parallel_controller import DataParallelController, Wire
+from sglang.srt.managers.data_parallel_controller import DataParallelController
 from sglang.srt.messages import io_struct
+from sglang.srt.messages.channel import Channel
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.runtime_context import get_parallel
 
 logger = logging.getLogger(__name__)
 
 
-def open_wire(folder: SocketFolder, leaders: Sequence[str], *, bind: str | None = None) -> Wire:
+def open_wire(folder: SocketFolder, leaders: Sequence[str], *, bind: str | None = None) -> Channel:
     """The wire to the leaders of the published layout, replica by replica. One leader needs no controller."""
     parallel = get_parallel()
     if len(leaders) != parallel.num_replicas:

@@ -46,6 +46,9 @@ class PlayedScheduler:
         self._taken = True
         return message
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     async def heard(self) -> None:
         """Return when everything that was said has been handled."""
         await self._out.join()

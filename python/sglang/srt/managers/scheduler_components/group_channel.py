@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from sglang.srt.messages.channel import SchedulerChannel
 from sglang.srt.messages.io_struct import Message, decode, encode
 from sglang.srt.runtime_context import get_parallel
 
@@ -17,16 +18,6 @@ from sglang.srt.runtime_context import get_parallel
 INBOX = "inbox"
 #: An idle leader must be back long before its peers' broadcast runs into `--dist-timeout`.
 _TIMEOUT_SHARE = 0.5
-
-
-class Channel(Protocol):
-    """Where requests come from and answers go."""
-
-    def recv_all(self) -> list[Message]: ...
-
-    def wait(self, timeout_s: float) -> object: ...
-
-    def send(self, message: Message) -> object: ...
 
 
 class Inbox(NamedTuple):
@@ -39,7 +30,7 @@ class Inbox(NamedTuple):
 class GroupChannel:
     """The channel of a whole attention-TP group. A peer has no `channel` of its own and sends nothing."""
 
-    def __init__(self, channel: Channel | None) -> None:
+    def __init__(self, channel: SchedulerChannel | None) -> None:
         parallel = get_parallel()
         self._width: int = parallel.attn_tp_size
         self._is_leader = get_parallel().is_attn_tp_leader

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner
 from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
 from sglang.srt.managers.scheduler_components.dp_attn import DpAttnSync
-from sglang.srt.managers.scheduler_components.group_channel import Channel, GroupChannel
+from sglang.srt.managers.scheduler_components.group_channel import GroupChannel
 from sglang.srt.managers.scheduler_components.invariant_checker import InvariantChecker
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.load import SchedulerLoad
@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.chunk_cache import ChunkCache
 from sglang.srt.mem_cache.evict_policy import make_evict_policy
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.mem_cache.request_kv import RequestKV
+from sglang.srt.messages.channel import SchedulerChannel
 from sglang.srt.runtime_context import get_parallel
 
 
@@ -48,7 +49,9 @@ class SchedulerParts:
     invariants: InvariantChecker
 
 
-def build_parts(worker: Worker, tokenizer: StopTokenizer | None, channel: Channel | None) -> SchedulerParts:
+def build_parts(
+    worker: Worker, tokenizer: StopTokenizer | None, channel: SchedulerChannel | None
+) -> SchedulerParts:
     """The parts of one rank's scheduler; refuses ranks of one group whose limits differ."""
     limits = SchedulerLimits.from_published(worker)
     limits.override_published()

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ from sglang.srt.entrypoints.native.generate_fields import parse_generate
 from sglang.srt.entrypoints.process_start import fill_closed_streams
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.generate_input import SamplingMapping
+from sglang.srt.messages.generate_output import NativeAnswer
 from sglang.srt.processes.rank_processes import RANK_MODULE
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.server_args import ServerArgs
@@ -30,7 +32,8 @@ from sglang.srt.utils.log_format import configure_logging
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Answer = dict[str, Any] | list[dict[str, Any]]
+Fields = dict[str, object]
+Sampling = SamplingMapping | list[SamplingMapping]
 
 #: Held while an engine starts: it publishes its settings for the whole process and reads them until it is
 #: connected, so two starts on two threads must not mix.
@@ -38,11 +41,10 @@ _STARTING = threading.Lock()
 
 
 class Engine:
-    """`Engine(model_path=..., **flags)`: every flag of the server that makes sense without HTTP, as a
-    keyword.
+    """`Engine(model_path=..., **flags)` takes the server's flags as keywords.
 
-    `Engine(server_args=record)` takes a record. Use it as a context manager, or call `shutdown`; leaving the
-    interpreter does it too.
+    `Engine(server_args=record)` takes a record instead. Use it as a context manager, or call `shutdown`;
+    leaving the interpreter does it too.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -79,23 +81,21 @@ class Engine:
         """End the ranks and free everything; safe to call twice."""
         self._finalizer()
 
-    # --- generation ---
-
     def generate(
         self,
         prompt: str | list[str] | None = None,
-        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        sampling_params: Sampling | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
         *,
         stream: bool = False,
-        **fields: Any,
-    ) -> Answer | Iterator[dict[str, Any]]:
+        **fields: object,
+    ) -> NativeAnswer | Iterator[NativeAnswer]:
         """One dict for one prompt, a list for a batch or n > 1; with `stream` an iterator of dicts.
 
         `fields` are the other keys of `/generate` (`return_logprob`, `rid`, `cache_salt`, ...). `ValueError`
         says what is wrong with the call, `RuntimeError` that it failed.
         """
-        request = _fields(prompt, sampling_params, input_ids, stream, fields)
+        request = _fields(prompt, sampling_params, input_ids, stream) | fields
         if stream:
             return self._iterate(request)
         return self._runtime.run(self._runtime.generate_whole(request))
@@ -103,19 +103,19 @@ class Engine:
     async def async_generate(
         self,
         prompt: str | list[str] | None = None,
-        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        sampling_params: Sampling | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
         *,
         stream: bool = False,
-        **fields: Any,
-    ) -> Answer | AsyncIterator[dict[str, Any]]:
+        **fields: object,
+    ) -> NativeAnswer | AsyncIterator[NativeAnswer]:
         """The same on the caller's event loop; with `stream` the awaited value is an async iterator."""
-        request = _fields(prompt, sampling_params, input_ids, stream, fields)
+        request = _fields(prompt, sampling_params, input_ids, stream) | fields
         if stream:
             return self._aiterate(request)
         return await self._runtime.run_async(self._runtime.generate_whole(request))
 
-    def _iterate(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _iterate(self, request: Fields) -> Iterator[NativeAnswer]:
         items = self._runtime.generate_stream(request)
         try:
             while (item := self._runtime.run(_next_or_none(items))) is not None:
@@ -123,15 +123,13 @@ class Engine:
         finally:
             self._runtime.close_stream(items)
 
-    async def _aiterate(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _aiterate(self, request: Fields) -> AsyncIterator[NativeAnswer]:
         items = self._runtime.generate_stream(request)
         try:
             while (item := await self._runtime.run_async(_next_or_none(items))) is not None:
                 yield item
         finally:
             self._runtime.close_stream(items)
-
-    # --- control ---
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Abort by prefix of the rid, or all; an empty rid aborts nothing."""
@@ -218,24 +216,22 @@ class _Runtime:
             )
         return self._stopped
 
-    async def generate_whole(self, fields: dict[str, Any]) -> Answer:
+    async def generate_whole(self, fields: Fields) -> NativeAnswer:
         """One answer, on the engine's loop."""
-        answer: Answer = {}
-        async for item in self.manager.generate_request(parse_generate(fields)):
-            answer = item
-        return answer
+        async with contextlib.aclosing(self.manager.generate_request(parse_generate(fields))) as items:
+            return await anext(items)
 
-    async def generate_stream(self, fields: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Pieces of an answer, on the engine's loop."""
+    async def generate_stream(self, fields: Fields) -> AsyncGenerator[NativeAnswer, None]:
+        """The outputs of a stream, on the engine's loop."""
         items = self.manager.generate_request(parse_generate(fields), incremental=self._incremental)
         async with contextlib.aclosing(items):
             async for item in items:
                 yield item
 
-    def close_stream(self, items: AsyncIterator[dict[str, Any]]) -> None:
+    def close_stream(self, items: AsyncGenerator[NativeAnswer, None]) -> None:
         """Abort what a reader leaves behind; does not wait."""
         if self._why_unusable() is None:
-            asyncio.run_coroutine_threadsafe(items.aclose(), self._loop)  # type: ignore[attr-defined]
+            asyncio.run_coroutine_threadsafe(_closed(items), self._loop)
 
     def stop(self) -> None:
         """End everything; no executor is used, because at interpreter exit none takes work any more."""
@@ -254,15 +250,12 @@ class _Runtime:
         self._loop.close()
 
 
-def _fields(
-    prompt: Any, sampling_params: Any, input_ids: Any, stream: bool, fields: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "text": prompt,
-        "sampling_params": sampling_params,
-        "input_ids": input_ids,
-        "stream": stream,
-    } | fields
+def _fields(prompt: object, sampling_params: object, input_ids: object, stream: bool) -> Fields:
+    return {"text": prompt, "sampling_params": sampling_params, "input_ids": input_ids, "stream": stream}
+
+
+async def _closed(items: AsyncGenerator[NativeAnswer, None]) -> None:
+    await items.aclose()
 
 
 def _for_python(error: RequestRejected) -> Exception:
@@ -270,5 +263,5 @@ def _for_python(error: RequestRejected) -> Exception:
     return ValueError(error.message) if 400 <= error.status_code < 500 else RuntimeError(error.message)
 
 
-async def _next_or_none(items: AsyncIterator[dict[str, Any]]) -> dict[str, Any] | None:
-    return await anext(items, None)  # type: ignore[call-overload, no-any-return]
+async def _next_or_none(items: AsyncGenerator[NativeAnswer, None]) -> NativeAnswer | None:
+    return await anext(items, None)

@@ -1,4 +1,4 @@
-"""Owns every request between a door and the scheduler: check once, tokenize, send, collect, hand out.
+"""Owns every request between a door and the scheduler: prepare, send, collect, hand out.
 
 Used by the HTTP routes and the Engine on one event loop. Nothing of a request is sent before all of it is
 checked. It must not know about HTTP, and it never imports torch.
@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+from sglang.srt.managers.tokenizer_components.answer import AnswerBuilder
 from sglang.srt.managers.tokenizer_components.control import ControlCalls, merged_flush, merged_placement
 from sglang.srt.managers.tokenizer_components.logger import RequestLogger
 from sglang.srt.managers.tokenizer_components.preparation import RequestPreparer, published_limits
-from sglang.srt.managers.tokenizer_components.splitting import count_sequences, rejected
-from sglang.srt.managers.tokenizer_components.state import AnswerBuilder, CallState, SampleState
-from sglang.srt.managers.tokenizer_components.validation import check_whole_request
+from sglang.srt.managers.tokenizer_components.state import CallState, SampleState
 from sglang.srt.messages import io_struct
-from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.channel import Channel
+from sglang.srt.messages.errors import RequestRejected, refused
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.generate_output import NativeAnswer
 from sglang.srt.runtime_context import get_observability, get_serving
 from sglang.srt.tokenizer.tokenizer import Tokenizer
 
@@ -31,17 +32,11 @@ logger = logging.getLogger(__name__)
 IsDisconnected = Callable[[], Awaitable[bool]]
 
 
-class Channel(Protocol):
-    """The wire to the schedulers: `ServerChannel`, or the controller in front of several replicas."""
-
-    def send(self, message: io_struct.Message) -> None: ...
-
-    async def recv(self) -> io_struct.Message: ...
-
-
 class TokenizerManager:
-    """All requests in flight of one engine. `start` must be called on the event loop that then serves the
-    calls.
+    """All requests in flight of one engine.
+
+    `start` must be called on the event loop that then serves the calls. `channel` leads to the schedulers, or
+    to the controller in front of several replicas.
     """
 
     def __init__(
@@ -53,8 +48,7 @@ class TokenizerManager:
         rank_info: dict[str, Any],
         on_broken: Callable[[str], None] | None = None,
     ) -> None:
-        # Bags are kept, not copied: a second Engine in this process publishes its own and leaves these as
-        # they are.
+        # Kept, not read anew: a second Engine in this process publishes its own.
         self._serving = get_serving()
         observability = get_observability()
         self.model_config = model_config
@@ -62,13 +56,14 @@ class TokenizerManager:
         self.rank_info = rank_info
         self.served_model_name = cast(str, self._serving.served_model_name)  # resolution gave it a name
         self.limits = published_limits(model_config, rank_info, has_tokenizer=tokenizer is not None)
-        self._preparer = RequestPreparer(tokenizer=tokenizer, limits=self.limits)
+        self._detokenizer = DetokenizerManager(tokenizer)
+        self._preparer = RequestPreparer(
+            tokenizer=tokenizer, limits=self.limits, check_room=self._detokenizer.check_room
+        )
         self._channel = channel
         self._on_broken = on_broken
-        self._detokenizer = DetokenizerManager(tokenizer)
         self._samples: dict[str, SampleState] = {}
-        #: Aborted by us and not yet confirmed: their rids cannot be used again, or the confirmation would hit
-        #: the new one.
+        #: Aborted by us and not yet confirmed: a new request with such a rid would get the confirmation.
         self._leaving: set[str] = set()
         self._calls: set[CallState] = set()
         self._control = ControlCalls(channel.send, self.limits.replicas)
@@ -80,13 +75,11 @@ class TokenizerManager:
             as_json=observability.log_requests_format == "json",
         )
 
-    # --- life ---
-
     def start(self) -> None:
         """Begin to receive, on the running loop."""
         self._tasks = [
             asyncio.create_task(self._receive(), name="tokenizer-manager-receive"),
-            asyncio.create_task(self._look_for_clients(), name="tokenizer-manager-clients"),
+            asyncio.create_task(self._check_clients(), name="tokenizer-manager-clients"),
         ]
 
     async def stop(self) -> None:
@@ -112,22 +105,22 @@ class TokenizerManager:
         """Calls under way."""
         return len(self._calls)
 
-    # --- generation ---
-
     async def generate_request(
         self,
         obj: GenerateReqInput,
         is_disconnected: IsDisconnected | None = None,
         *,
         incremental: bool = False,
-    ) -> AsyncGenerator[Any, None]:
-        """Native answers. Streaming: one dict for each piece of news; else one dict, or one list for batch or
-        n > 1. Events of a stream are cumulative unless `incremental`.
+    ) -> AsyncGenerator[NativeAnswer, None]:
+        """Native answers: with `stream` one output after another, else one answer for the whole request.
 
-        Raises `RequestRejected` (or `ValueError`) before anything is sent; later it raises `RequestRejected`
-        when the scheduler fails the request. However it ends, nothing of it goes on running.
+        The outputs of a stream are cumulative unless `incremental`. Raises `RequestRejected` before anything
+        is sent, and later when the scheduler fails the request. However it ends, nothing of it goes on
+        running.
         """
-        messages = await self._prepare(obj)
+        self._refuse_when_closed()
+        messages = await self._preparer.messages(obj)
+        self._refuse_when_closed()
         call = self._open(messages)
         try:
             self._log.received(obj)
@@ -139,14 +132,15 @@ class TokenizerManager:
             )
             is_list = obj.is_batch or len(call.samples) > 1
             if obj.stream:
-                async for sample in self._news(call, is_disconnected):
+                async for sample in self._updates(call, is_disconnected):
                     yield builder.answer(sample, with_index=is_list)
+                self._log.finished(obj, call)
             else:
-                async for _ in self._news(call, is_disconnected):
+                async for _ in self._updates(call, is_disconnected):
                     pass
                 answers = [builder.answer(sample, with_index=False) for sample in call.samples]
+                self._log.finished(obj, call)
                 yield answers if is_list else answers[0]
-            self._log.finished(obj, call)
         except RequestRejected:
             raise
         except Exception as error:
@@ -154,15 +148,6 @@ class TokenizerManager:
             raise _lost_answer(error) from error
         finally:
             self._close(call)
-
-    async def _prepare(self, obj: GenerateReqInput) -> list[io_struct.TokenizedGenerateReqInput]:
-        """Everything that can refuse a request, and the messages it becomes."""
-        self._refuse_when_closed()
-        check_whole_request(obj)
-        self._detokenizer.check_room(count_sequences(obj))  # before anything of that size is built
-        messages = await self._preparer.messages(obj)
-        self._refuse_when_closed()
-        return messages
 
     def _refuse_when_closed(self) -> None:
         if self._closed_because is not None:
@@ -173,7 +158,7 @@ class TokenizerManager:
         seen: set[str] = set()
         for message in messages:
             if message.rid in self._samples or message.rid in self._leaving or message.rid in seen:
-                raise rejected("rid", f"{message.rid!r} is in use by a request in flight; choose another")
+                raise refused("rid", f"{message.rid!r} is in use by a request in flight; choose another")
             seen.add(message.rid)
         self._detokenizer.check_room(len(messages))
         call = CallState()
@@ -199,25 +184,25 @@ class TokenizerManager:
             raise _lost_answer(error) from error
         return call
 
-    async def _news(
+    async def _updates(
         self, call: CallState, is_disconnected: IsDisconnected | None
     ) -> AsyncGenerator[SampleState, None]:
-        """Samples with news, until all have ended."""
+        """Samples that have something new, until all have ended."""
         while True:
-            await call.bell.wait()
-            call.bell.clear()
+            await call.wakeup.wait()
+            call.wakeup.clear()
             if call.error is not None:
                 raise call.error
-            if call.look_for_client:
-                call.look_for_client = False
+            if call.check_client:
+                call.check_client = False
                 if is_disconnected is not None and await is_disconnected():
                     logger.debug("the client of %s hung up", call.samples[0].rid)
                     raise RequestRejected("the client closed the connection", status_code=499)
-            while call.news:
-                sample = call.news.popleft()
-                sample.dirty = False
+            while call.updated:
+                sample = call.updated.popleft()
+                sample.is_queued = False
                 yield sample
-            if call.finished and not call.news:
+            if call.finished and not call.updated:
                 return
 
     def _close(self, call: CallState) -> None:
@@ -229,17 +214,13 @@ class TokenizerManager:
                 self._leaving.add(sample.rid)
                 self._channel.send(io_struct.AbortReq(rid=sample.rid, exact=True))
 
-    # --- control ---
-
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Abort by prefix of the rid, or all; an empty rid aborts nothing. What is aborted still answers."""
         if abort_all or rid:
             self._channel.send(io_struct.AbortReq(rid=rid, abort_all=abort_all))
 
     async def flush_cache(self, timeout_s: float = 0.0) -> io_struct.FlushCacheReqOutput:
-        """Drop the prefix cache of every replica; with a timeout, wait so long for running requests to
-        end.
-        """
+        """Drop the prefix cache of every replica, waiting `timeout_s` for running requests to end."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             answers = await self._control.ask(lambda call_id: io_struct.FlushCacheReqInput(call_id=call_id))
@@ -257,8 +238,6 @@ class TokenizerManager:
         """The live parallel context of every rank, and what was written to it after publish."""
         answers = await self._control.ask(lambda call_id: io_struct.GetPlacementReq(call_id=call_id))
         return merged_placement(answers)
-
-    # --- what comes back ---
 
     async def _receive(self) -> None:
         try:
@@ -310,19 +289,19 @@ class TokenizerManager:
                         err_type=reason.err_type or "BadRequestError",
                     )
                 )
-        sample.call.announce(sample)
+        sample.call.notify(sample)
 
-    async def _look_for_clients(self) -> None:
+    async def _check_clients(self) -> None:
         """Wake every call now and then, so that one whose client has gone does not run to its end."""
         while True:
             await asyncio.sleep(envs.SGLANG_REQUEST_STATE_WAIT_TIMEOUT.get())
             for call in self._calls:
-                call.look_for_client = True
-                call.bell.set()
+                call.check_client = True
+                call.wakeup.set()
 
 
 def _lost_answer(error: Exception) -> RequestRejected:
-    """What the client is told of an answer that the server itself failed to make."""
+    """What the client gets in place of an answer that the server itself failed to make."""
     return RequestRejected(
         f"the server failed to make this answer ({type(error).__name__}); its log says more",
         status_code=500,

@@ -1,4 +1,4 @@
-"""Owns the one exception that turns into an HTTP status: a request that is refused or fails on its own.
+"""Owns the one exception that becomes an HTTP status: a request that is refused, or that fails by itself.
 
 Raised by the tokenizer manager and the doors, read by the error bodies. It must never carry a secret or a
 traceback.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class RequestRejected(Exception):
-    """One request is refused (`status_code` 4xx) or failed (5xx); neighbours are not concerned."""
+    """One request is refused (`status_code` 4xx) or has failed (5xx); the others go on."""
 
     def __init__(
         self,
@@ -22,3 +22,11 @@ class RequestRejected(Exception):
         self.status_code = status_code
         self.param = param
         self.err_type = err_type
+
+
+def refused(field: str, rule: str) -> RequestRejected:
+    """The refusal of one field, with `param` set for clients that read it.
+
+    `field` may name a place inside the field, as in `logit_bias[5]`.
+    """
+    return RequestRejected(f"{field}: {rule}", param=field.partition("[")[0])

@@ -1,27 +1,28 @@
 """Owns the native generate request as the doors hand it over: one prompt or a batch, not yet tokenized.
 
-Built by /generate, the OpenAI routes and the Engine; read by the tokenizer manager, which normalises it
-into single requests. It must not cross a process border and must not know about HTTP.
+Built by `/generate`, the OpenAI routes and the Engine; read by the tokenizer manager, which splits it into
+single prompts. It must not cross a process border and must not know about HTTP.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
+
+SamplingMapping = Mapping[str, object]
 
 
 class GenerateReqInput(msgspec.Struct, kw_only=True):
     """A native request. Exactly one of `text` and `input_ids` is given; a list of them makes a batch.
 
-    In a batch every per-request field may be a list of the batch's length or one value for all.
-    `sampling_params` holds the client's raw mapping (or a list of them); it is checked once, by the
-    tokenizer manager, through `SamplingParams.from_request`.
+    In a batch every field of a prompt may be one value for all or a list of the batch's length.
+    `sampling_params` holds the client's mapping (or a list of them), not yet checked.
     """
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    sampling_params: SamplingMapping | list[SamplingMapping] | None = None
     rid: str | list[str] | None = None
     stream: bool = False
     return_logprob: bool | list[bool] = False

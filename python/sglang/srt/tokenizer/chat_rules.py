@@ -10,11 +10,12 @@ import logging
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.tokenizer.tokenizer import Tokenizer
+from sglang.srt.tokenizer.tokenizer_like import TokenizerLike
 
 logger = logging.getLogger(__name__)
 
 
-def chat_end_ids(tokenizer: Tokenizer, model_config: ModelConfig) -> list[int]:
+def chat_end_ids(tokenizer: TokenizerLike, model_config: ModelConfig) -> list[int]:
     """The ids that end an answer in a chat and not a plain completion; only such as the model can draw."""
     return [
         token

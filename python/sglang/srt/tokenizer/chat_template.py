@@ -42,10 +42,10 @@ def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     *,
-    tools: Sequence[Mapping[str, Any]] | None,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool = False,
+    variables: Mapping[str, object],
 ) -> str:
     """The prompt for `messages`. With `continue_final_message` it ends where the last message's text ends."""
     if continue_final_message:

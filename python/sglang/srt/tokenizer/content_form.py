@@ -10,8 +10,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+#: One message as templates read it: role, content, and whatever else the client sent.
+ChatMessage = dict[str, Any]
 Form = Literal["string", "parts", "one part"]
-Render = Callable[[list[dict[str, Any]]], str]
+Render = Callable[[list[ChatMessage]], str]
 
 #: Tried in this order: a template that reads several gets strings, and "one part" is for those that read the
 #: first part and no other.

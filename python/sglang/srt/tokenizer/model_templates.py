@@ -59,7 +59,9 @@ class ModelTemplates:
         found = self._forms.get(template)
         if found is None:
             found = self._forms[template] = find_content_forms(
-                lambda messages: self._render(template, messages, add_generation_prompt=True)
+                lambda messages: render_chat(
+                    template, messages, add_generation_prompt=True, variables=self._variables
+                )
             )
         return found
 
@@ -67,9 +69,11 @@ class ModelTemplates:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        template: str | None,
-        **options: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt of a chat, by `template` or by the model's own; content may come in either form."""
         if template is None and tools:
@@ -85,7 +89,14 @@ class ModelTemplates:
             else message
             for message in messages
         ]
-        return self._render(template, ready, tools=tools, **options)
+        return render_chat(
+            template,
+            ready,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self._variables, **(variables or {})},
+        )
 
     def written(self) -> str:
         """Everything that the default template is known to write: its texts, and a small chat."""
@@ -97,24 +108,5 @@ class ModelTemplates:
         # One that does not compile, or refuses this chat, says so where it is used.
         with contextlib.suppress(ValueError):
             texts += literals(template)
-            texts += self.render(chat, tools=None, template=template)
+            texts += self.render(chat, template=template)
         return texts
-
-    def _render(
-        self,
-        template: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        return render_chat(
-            template,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables={**self._variables, **(variables or {})},
-        )

@@ -15,6 +15,7 @@ from typing import Any
 
 from sglang.srt.managers.tokenizer_components.validation import RequestLimits
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.sampling_fields import check_sampled_ids, sampling_params_of
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.tokenizer.model_templates import ModelTemplates
 
@@ -73,23 +74,6 @@ class ByteTokenizer:
     ) -> str:
         shown = [i for i in ids if not (skip_special_tokens and i in SPECIALS)]
         return b"".join(self.token_bytes(i) for i in shown).decode("utf-8", "replace")
-
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str:
-        return self.templates.render(
-            messages,
-            template=None,
-            tools=None,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=kwargs,
-        )
 
 
 @dataclasses.dataclass
@@ -158,7 +142,7 @@ class ScriptedManager:
     ) -> None:
         self.answers = answers or (ScriptedAnswer.of("hello"),)
         self.tokenizer: Any = tokenizer or ByteTokenizer()
-        self.model_config = ScriptedModelConfig()
+        self.model_config: Any = ScriptedModelConfig()
         context = self.model_config.context_len
         self.limits = RequestLimits(context_len=context, vocab_size=VOCAB_SIZE, pool_tokens=pool or context)
         self.served_model_name = "org/tiny-model"
@@ -203,9 +187,9 @@ class ScriptedManager:
         mappings = (
             obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params or {}]
         )
-        every = [SamplingParams.from_request(mapping, self.defaults) for mapping in mappings]
+        every = [sampling_params_of(mapping, self.defaults) for mapping in mappings]
         params = every[0]
-        params.verify_vocabulary(VOCAB_SIZE)
+        check_sampled_ids(params, VOCAB_SIZE)
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(obj)

@@ -11,8 +11,8 @@ import json
 import openai
 import pytest
 
-from sglang.srt.entrypoints.http.unserved_fields import REFUSED, WITHOUT_EFFECT
 from sglang.srt.entrypoints.openai.protocol import acting_fields
+from sglang.srt.messages.unserved_fields import REFUSED, WITHOUT_EFFECT
 from sglang.test.server.openai_http import (
     CHAT,
     COMPLETIONS,

@@ -20,12 +20,12 @@ from sglang import cli
 from sglang.srt.entrypoints.http.dp_rank_header import dp_rank_of_header
 from sglang.srt.entrypoints.http.information import launch_command
 from sglang.srt.entrypoints.http.listen_socket import listen, url_of
-from sglang.srt.entrypoints.http.sse import DONE, EventStream, event, first_then
+from sglang.srt.entrypoints.http.sse import DONE, EventSource, EventStream, event
 from sglang.srt.entrypoints.http.unknown_fields import MAX_NAMES, UnknownFields
-from sglang.srt.entrypoints.http.unserved_fields import REFUSED, Refused, unserved
 from sglang.srt.entrypoints.native.generate_fields import parse_generate
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.unserved_fields import REFUSED, Refused, unserved
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.test.waiting import HANG_GUARD_S
@@ -215,15 +215,25 @@ def test_a_client_that_breaks_off_closes_the_source() -> None:
 
 
 def test_what_fails_before_the_first_item_fails_before_the_answer_begins() -> None:
+    async def begun(*items: Any) -> EventSource:
+        source = EventSource(_Source(*items), finish=lambda: ["last"])  # type: ignore[arg-type]
+        await source.begin()
+        return source
+
     async def main() -> None:
         with pytest.raises(RequestRejected):
-            await first_then(_Source(RequestRejected("early")))  # type: ignore[arg-type]
-        found, items = await first_then(_Source(1, 2))  # type: ignore[arg-type]
-        assert found
-        assert [item async for item in items] == [1, 2]
-        assert (await first_then(_Source()))[0] is False  # type: ignore[arg-type]
+            await begun(RequestRejected("early"))
+        assert [value async for value in await begun(1, 2)] == [1, 2, "last"]
+        assert [value async for value in await begun()] == ["last"]
 
     asyncio.run(main())
+
+
+def test_a_source_that_is_closed_before_it_is_read_closes_what_it_reads() -> None:
+    """A client may hang up between the first output and the first read: the request must not go on."""
+    items = _Source(1, 2)
+    asyncio.run(EventSource(items).aclose())  # type: ignore[arg-type]
+    assert items.closed
 
 
 def test_a_port_is_taken_from_the_moment_it_is_listened_on() -> None:

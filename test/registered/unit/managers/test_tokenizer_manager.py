@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sglang.srt.environ import envs
-from sglang.srt.managers.tokenizer_components import preparation as request_preparation
+from sglang.srt.managers.tokenizer_components import splitting
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
@@ -409,7 +409,8 @@ def test_a_batch_over_the_limit_is_refused_before_it_is_taken_apart(
     tokenizer: Tokenizer, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a million prompts fit into a body; taking them apart would hold up everybody for seconds."""
-    monkeypatch.setattr(request_preparation, "split_request", pytest.fail)
+    monkeypatch.setattr(splitting, "_prompts", pytest.fail)
+    monkeypatch.setattr(splitting, "SinglePrompt", pytest.fail)
 
     async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
         with pytest.raises(RequestRejected, match="at most 10 sequences") as caught:

@@ -10,7 +10,8 @@ from sglang.srt.arg_groups.fields.parallel import attn_dp_size_of
 from sglang.srt.arg_groups.model_override_base import ResolvingView
 from sglang.srt.arg_groups.supported import refusal
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.sampling_fields import sampling_params_of
 
 
 def _refuse_early(view: ResolvingView, *names: str) -> None:
@@ -27,8 +28,8 @@ def _check_sampling_defaults(view: ResolvingView, config: ModelConfig) -> None:
     if view.sampling_defaults != "model":
         return
     try:
-        SamplingParams.from_request(None, config.generation_defaults)
-    except ValueError as error:
+        sampling_params_of(None, config.generation_defaults)
+    except RequestRejected as error:
         raise ValueError(
             f"{config.path / 'generation_config.json'}: {error}; correct the file, or ignore it with "
             "--sampling-defaults openai"

@@ -10,10 +10,10 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.entrypoints.http.unserved_fields import unserved
 from sglang.srt.entrypoints.openai.protocol import PATHS, acting_fields
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.unserved_fields import unserved
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 _KNOWN = GenerateReqInput.__struct_fields__

@@ -5,6 +5,7 @@ Included by the HTTP server. It must not check what the tokenizer manager checks
 
 from __future__ import annotations
 
+import contextlib
 from typing import Protocol
 
 from fastapi import APIRouter, Request
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from sglang.srt.entrypoints.http.dp_rank_header import dp_rank_of_header
 from sglang.srt.entrypoints.http.errors import json_response, rejected_response, stream_error
 from sglang.srt.entrypoints.http.request_body import read_json
-from sglang.srt.entrypoints.http.sse import EventStream, first_then
+from sglang.srt.entrypoints.http.sse import EventSource, EventStream
 from sglang.srt.entrypoints.native.generate_fields import parse_generate
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages.errors import RequestRejected
@@ -41,13 +42,13 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
             items = source.manager.generate_request(
                 obj, request.is_disconnected, incremental=incremental and obj.stream is True
             )
-            found, rejoined = await first_then(items)
+            if obj.stream:
+                events = EventSource(items)
+                await events.begin()
+                return EventStream(events, on_error=stream_error)
+            async with contextlib.aclosing(items):
+                return json_response(await anext(items))
         except (RequestRejected, ValueError) as error:
             return rejected_response(error)
-        if obj.stream:
-            return EventStream(rejoined, on_error=stream_error)
-        answer = await anext(rejoined) if found else None
-        await items.aclose()
-        return json_response(answer)
 
     return router

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
 
-from sglang.srt.entrypoints.openai.protocol import ChatRequest, reject, shown
-from sglang.srt.messages.errors import RequestRejected
-from sglang.srt.tokenizer.content_form import ContentForms, texts_of
-from sglang.srt.tokenizer.model_templates import ModelTemplates
+from sglang.srt.entrypoints.openai.protocol import ChatRequest
+from sglang.srt.messages.errors import RequestRejected, refused
+from sglang.srt.messages.request_fields import shown
+from sglang.srt.tokenizer.content_form import ChatMessage, ContentForms, texts_of
+from sglang.srt.tokenizer.tokenizer_like import TokenizerLike
 
 ROLES = ("system", "user", "assistant", "tool", "function", "developer")
 MEDIA_PARTS = (
@@ -44,41 +44,23 @@ RESERVED_KWARGS = (
 )
 
 
-class ChatTokenizer(Protocol):
-    """What is asked of a tokenizer here."""
-
-    @property
-    def templates(self) -> ModelTemplates: ...
-
-    def encode_chat(self, prompt: str) -> list[int]: ...
-
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str: ...
-
-
-def checked_messages(messages: list[Any] | None) -> list[dict[str, Any]]:
+def checked_messages(messages: list[object] | None) -> list[ChatMessage]:
     """The client's messages checked and in one shape: lower-case roles, content as a string or as text
     parts, call arguments as objects.
     """
     if messages is None:
-        raise reject("messages", "is required: a list with at least one message")
+        raise refused("messages", "is required: a list with at least one message")
     if not messages:
-        raise reject("messages", "must hold at least one message, got an empty list")
+        raise refused("messages", "must hold at least one message, got an empty list")
     return [_message(message, f"messages[{position}]") for position, message in enumerate(messages)]
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _message(message: object, where: str) -> ChatMessage:
     if not isinstance(message, dict):
-        raise _refused(where, f"must be an object with role and content, got {shown(message)}")
+        raise refused(where, f"must be an object with role and content, got {shown(message)}")
     role = message.get("role")
     if not isinstance(role, str) or role.lower() not in ROLES:
-        raise _refused(f"{where}.role", f"must be one of {', '.join(ROLES)}, got {shown(role)}")
+        raise refused(f"{where}.role", f"must be one of {', '.join(ROLES)}, got {shown(role)}")
     # Other keys (name, tool_call_id, reasoning_content, ...) go to the template, which reads what it knows.
     ready = {key: value for key, value in message.items() if value is not None}
     ready["role"] = role.lower()
@@ -88,50 +70,51 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return ready
 
 
-def _content(content: Any, where: str) -> str | list[dict[str, str]]:
+def _content(content: object, where: str) -> str | list[dict[str, str]]:
     """A string, or parts of type text; null is the empty string, because templates add to it."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _refused(where, f"must be a string, null, or a list of parts, got {shown(content)}")
+        raise refused(where, f"must be a string, null, or a list of parts, got {shown(content)}")
     return [
         {"type": "text", "text": _part(part, f"{where}[{position}]")} for position, part in enumerate(content)
     ]
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: object, where: str) -> str:
     if isinstance(part, str):
         return part
-    kind = part.get("type") if isinstance(part, dict) else None
+    given = part if isinstance(part, dict) else {}
+    kind = given.get("type")
     if kind in MEDIA_PARTS:
-        raise _refused(where, f"this model reads text only, got a part of type {kind!r}; leave it out")
+        raise refused(where, f"this model reads text only, got a part of type {kind!r}; leave it out")
     key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        raise _refused(
+        raise refused(
             where, f"must be an object whose type is one of {', '.join(TEXT_PARTS)}, got {shown(part)}"
         )
-    text = part.get(key)
+    text = given.get(key)
     if not isinstance(text, str):
-        raise _refused(f"{where}.{key}", f"must be a string, got {shown(text)}")
+        raise refused(f"{where}.{key}", f"must be a string, got {shown(text)}")
     return text
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: object, where: str) -> list[dict[str, object]]:
     """Earlier tool calls. Clients send `arguments` as JSON text, templates walk it as an object."""
     if not isinstance(calls, list):
-        raise _refused(where, f"must be a list, got {shown(calls)}")
+        raise refused(where, f"must be a list, got {shown(calls)}")
     ready = []
     for position, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _refused(f"{where}[{position}]", f"must hold function.name, got {shown(call)}")
+            raise refused(f"{where}[{position}]", f"must hold function.name, got {shown(call)}")
         ready.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
     return ready
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(given: object) -> object:
     if given is None or given == "":
         return {}
     if not isinstance(given, str):
@@ -143,17 +126,13 @@ def _arguments(given: Any) -> Any:
     return decoded if isinstance(decoded, dict) else given
 
 
-def _refused(where: str, rule: str) -> RequestRejected:
-    return RequestRejected(f"{where}: {rule}", param="messages")
-
-
 def prompt_ids(
-    request: ChatRequest, tokenizer: ChatTokenizer, default_kwargs: Mapping[str, Any]
+    request: ChatRequest, tokenizer: TokenizerLike, default_kwargs: Mapping[str, object]
 ) -> list[int]:
     """The prompt of a chat as token ids: rendered by the template, special tokens in it read as such."""
     if request.input_ids is not None:
         if request.messages:
-            raise reject("input_ids", "give either messages or input_ids, not both")
+            raise refused("input_ids", "give either messages or input_ids, not both")
         return request.input_ids
     messages = checked_messages(request.messages)
     template = tokenizer.templates.default
@@ -163,28 +142,28 @@ def prompt_ids(
     kwargs = {**default_kwargs, **(request.chat_template_kwargs or {})}
     for name in RESERVED_KWARGS:
         if name in kwargs:
-            raise reject("chat_template_kwargs", f"{name!r} is not a variable of the template; leave it out")
+            raise refused("chat_template_kwargs", f"{name!r} is not a variable of the template; leave it out")
     if request.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", request.reasoning_effort)
     if request.documents:
         if "documents" not in template:
-            raise reject("documents", "the chat template of this model reads none; put them into a message")
+            raise refused("documents", "the chat template of this model reads none; put them into a message")
         kwargs.setdefault("documents", request.documents)
     goes_on = bool(request.continue_final_message)
     opens = not goes_on if request.add_generation_prompt is None else request.add_generation_prompt
     if goes_on and messages[-1]["role"] != "assistant":
-        raise reject(
+        raise refused(
             "continue_final_message",
             f"the last message must be the assistant's, got role {messages[-1]['role']!r}",
         )
     if goes_on and opens:
-        raise reject(
+        raise refused(
             "add_generation_prompt",
             "opens a new message, and continue_final_message goes on with the last one",
         )
     try:
-        text = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=opens, continue_final_message=goes_on, **kwargs
+        text = tokenizer.templates.render(
+            messages, add_generation_prompt=opens, continue_final_message=goes_on, variables=kwargs
         )
     except ValueError as error:
         raise RequestRejected(
@@ -194,7 +173,7 @@ def prompt_ids(
     return tokenizer.encode_chat(text)
 
 
-def _refuse_dropped(messages: list[dict[str, Any]], prompt: str, forms: ContentForms) -> None:
+def _refuse_dropped(messages: list[ChatMessage], prompt: str, forms: ContentForms) -> None:
     """Of a role that the template wrote nothing of at the start, the text must be in the prompt all the same
     (a variable may have opened the way to it), or the model would answer without having read it.
     """
@@ -206,13 +185,13 @@ def _refuse_dropped(messages: list[dict[str, Any]], prompt: str, forms: ContentF
             cure = "start the server with another one, --chat-template FILE"
             if role != "user":
                 cure = f"put the text into a message of the user, or {cure}"
-            raise _refused(
+            raise refused(
                 f"messages[{position}].content",
                 f"the chat template writes nothing of a message of role {role!r}; {cure}",
             )
 
 
-def _fit_roles(messages: list[dict[str, Any]], template: str) -> None:
+def _fit_roles(messages: list[ChatMessage], template: str) -> None:
     """Templates older than a role know it under another name."""
     for message in messages:
         if message["role"] == "developer" and "developer" not in template:

@@ -1,4 +1,4 @@
-"""Owns how far one choice of an answer has come, and reads an incremental output of the engine as news.
+"""Owns how far one choice of an answer has come, and what each output of the engine adds to it.
 
 Read by both OpenAI routes; a whole answer is one output in which everything is new, so it shares every rule
 with a stream. It must not write chunks and must not know which dialect asks.
@@ -6,17 +6,15 @@ with a stream. It must not write chunks and must not know which dialect asks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
-from sglang.srt.entrypoints.openai.logprobs import TokenLogprobs, read_native
+from sglang.srt.entrypoints.openai.logprobs import TextOffsets, TokenLogprobs, read_native
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.generate_output import MetaInfo, NativeOutput
 
 
-class News(msgspec.Struct, kw_only=True):
-    """What one native output adds to a choice. `finish_reason` and `matched_stop` stay None until the end."""
+class ChoiceUpdate(msgspec.Struct, kw_only=True):
+    """What one native output adds to a choice. `finish_reason` and `matched_stop` are None until the end."""
 
     is_first: bool
     text: str
@@ -24,8 +22,8 @@ class News(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | None
     prompt_logprobs: list[TokenLogprobs]
     logprobs: list[TokenLogprobs]
-    finish_reason: str | None = None
-    matched_stop: int | str | None = None
+    finish_reason: object = None
+    matched_stop: object = None
 
     @property
     def is_empty(self) -> bool:
@@ -39,42 +37,36 @@ class ChoiceProgress:
     def __init__(self, index: int, *, with_logprobs: bool = False) -> None:
         self.index = index
         self.finished = False
-        #: The last `meta_info`, for usage.
-        self.meta: Mapping[str, Any] = {}
-        #: Whatever the dialect keeps between two chunks of this choice (offset counters).
-        self.scratch: dict[str, Any] = {}
+        #: That of the last output, for usage.
+        self.meta: MetaInfo | None = None
+        #: Where the tokens of a completion begin in its text, counted over all its outputs.
+        self.offsets: TextOffsets | None = None
         self._with_logprobs = with_logprobs
-        self._started = False
 
-    def take(self, output: Mapping[str, Any]) -> News:
-        """The next native output (`text`, `output_ids` and the output's logprobs hold what is new there)."""
-        meta = output["meta_info"]
-        news = News(
-            is_first=not self._started,
-            text=output["text"],
-            token_ids=output.get("output_ids") or [],
-            prompt_token_ids=None if self._started else output.get("prompt_token_ids"),
-            prompt_logprobs=[],
-            logprobs=[],
-        )
-        if self._with_logprobs:
-            news.logprobs = read_native(meta, "output")
-            if not self._started:
-                news.prompt_logprobs = read_native(meta, "input")
-        finish = meta.get("finish_reason")
-        if finish is not None:
-            news.finish_reason = finish["type"]
-            news.matched_stop = finish.get("matched")
-            self.finished = True
-        self._started = True
+    def take(self, output: NativeOutput) -> ChoiceUpdate:
+        """The next native output; its text, ids and log-probabilities of the output hold what is new."""
+        is_first, meta = self.meta is None, output["meta_info"]
+        finish = meta["finish_reason"] or {}
         self.meta = meta
-        return news
+        self.finished = bool(finish)
+        return ChoiceUpdate(
+            is_first=is_first,
+            text=output["text"],
+            token_ids=output["output_ids"],
+            prompt_token_ids=output.get("prompt_token_ids") if is_first else None,
+            prompt_logprobs=read_native(meta, "input") if self._with_logprobs and is_first else [],
+            logprobs=read_native(meta, "output") if self._with_logprobs else [],
+            finish_reason=finish.get("type"),
+            matched_stop=finish.get("matched"),
+        )
 
 
-def raise_if_failed(output: Mapping[str, Any]) -> None:
+def raise_if_failed(output: NativeOutput) -> None:
     """An abort that carries a status is an error; an abort asked for by the user is an ordinary end."""
-    finish = output["meta_info"].get("finish_reason") or {}
+    finish = output["meta_info"]["finish_reason"] or {}
     status = finish.get("status_code") if finish.get("type") == "abort" else None
-    if status:
+    if isinstance(status, int):
         kind = finish.get("err_type") or ("BadRequestError" if status < 500 else "InternalServerError")
-        raise RequestRejected(finish.get("message") or "the request was aborted", int(status), None, kind)
+        raise RequestRejected(
+            str(finish.get("message") or "the request was aborted"), status, None, str(kind)
+        )

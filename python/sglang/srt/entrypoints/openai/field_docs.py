@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import TypeVar
 
-from sglang.srt.entrypoints.http.unserved_fields import Refused, WithoutEffect
 from sglang.srt.entrypoints.openai.protocol import PATHS, field_groups
+from sglang.srt.messages.unserved_fields import Refused, WithoutEffect
 
 BEGIN = "<!-- fields: begin (written by sglang.srt.entrypoints.openai.field_docs) -->"
 END = "<!-- fields: end -->"

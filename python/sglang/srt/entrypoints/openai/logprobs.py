@@ -9,29 +9,14 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from sglang.srt.messages.io_struct import LOGPROB_FLOOR
-
-Entry = Sequence[Any]  # [logprob | None, token_id, text | None]
-
-
-class TokenReader(Protocol):
-    """What is asked of a tokenizer here."""
-
-    @property
-    def all_special_ids(self) -> Any: ...
-
-    utf8_errors: str
-
-    def token_bytes(self, token_id: int, /) -> bytes: ...
-
-    def first_bytes(self, token_id: int, /) -> bytes: ...
-
-    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]: ...
+from sglang.srt.messages.generate_output import MetaInfo
+from sglang.srt.messages.requests import LOGPROB_FLOOR
+from sglang.srt.tokenizer.tokenizer_like import TokenizerLike
 
 
 class TokenLogprobs(msgspec.Struct, kw_only=True):
@@ -50,10 +35,12 @@ def finite(value: float | None) -> float | None:
     return LOGPROB_FLOOR
 
 
-def read_native(meta: Mapping[str, Any], part: str) -> list[TokenLogprobs]:
-    """The entries of `part` ("input" or "output")."""
-    chosen: Sequence[Entry] = meta.get(f"{part}_token_logprobs") or ()
-    tops: Sequence[Sequence[Entry] | None] = meta.get(f"{part}_top_logprobs") or ()
+def read_native(meta: MetaInfo, part: Literal["input", "output"]) -> list[TokenLogprobs]:
+    """The entries of the prompt's tokens ("input") or of the answer's."""
+    if part == "input":
+        chosen, tops = meta.get("input_token_logprobs", []), meta.get("input_top_logprobs", [])
+    else:
+        chosen, tops = meta.get("output_token_logprobs", []), meta.get("output_top_logprobs", [])
     tokens = []
     for position, (logprob, token_id, *_) in enumerate(chosen):
         top = (tops[position] if position < len(tops) else None) or ()
@@ -81,7 +68,7 @@ def token_text(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def chat_content(tokens: Sequence[TokenLogprobs], tokenizer: TokenReader) -> list[dict[str, Any]]:
+def chat_content(tokens: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> list[dict[str, object]]:
     """Chat's form: `[{token, bytes, logprob, top_logprobs: [{token, bytes, logprob}]}]`."""
     return [
         {
@@ -95,14 +82,14 @@ def chat_content(tokens: Sequence[TokenLogprobs], tokenizer: TokenReader) -> lis
     ]
 
 
-def _chat_entry(token_id: int, logprob: float | None, tokenizer: TokenReader) -> dict[str, Any]:
+def _chat_entry(token_id: int, logprob: float | None, tokenizer: TokenizerLike) -> dict[str, object]:
     raw = tokenizer.token_bytes(token_id)
     return {"token": token_text(raw), "bytes": list(raw), "logprob": logprob}
 
 
 def completion_lists(
-    tokens: Sequence[TokenLogprobs], offsets: Sequence[int], tokenizer: TokenReader
-) -> dict[str, list[Any]]:
+    tokens: Sequence[TokenLogprobs], offsets: Sequence[int], tokenizer: TokenizerLike
+) -> dict[str, list[object]]:
     """Completions' form: parallel lists. The first prompt token has no log-probability."""
     return {
         "tokens": [token_text(tokenizer.token_bytes(token.token_id)) for token in tokens],
@@ -114,9 +101,8 @@ def completion_lists(
     }
 
 
-def alternatives_map(token: TokenLogprobs, tokenizer: TokenReader) -> dict[str, float]:
-    """Text -> log-probability of the alternatives and of the chosen token, which keeps its text and its
-    float.
+def alternatives_map(token: TokenLogprobs, tokenizer: TokenizerLike) -> dict[str, float]:
+    """Text -> log-probability, of the alternatives and of the chosen token.
 
     Two ids may read alike. Nothing is overwritten: the chosen one, then the more likely one, keeps the text,
     the other is listed as `token_id:N`.
@@ -142,15 +128,16 @@ class TextOffsets:
 
     def __init__(
         self,
-        tokenizer: TokenReader,
+        tokenizer: TokenizerLike,
         *,
         start: int = 0,
         text: str | None = None,
         before: Sequence[int] = (),
         skip_special_tokens: bool = True,
     ) -> None:
-        """`before` are the ids in front of the counted ones. `text` is the prompt's text when that is what is
-        counted: it says which special tokens show.
+        """`before` are the ids in front of the counted ones.
+
+        `text` is the prompt's text where its own tokens are counted: it says which special tokens show.
         """
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)

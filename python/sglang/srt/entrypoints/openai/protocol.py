@@ -11,21 +11,33 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from sglang.srt.entrypoints.http.unknown_fields import UnknownFields
-from sglang.srt.entrypoints.http.unserved_fields import (
+from sglang.srt.messages.errors import RequestRejected, refused
+from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.request_fields import (
+    Check,
+    flag,
+    integer,
+    integer_in,
+    json_list,
+    json_object,
+    prompt_ids,
+    shown,
+    text,
+)
+from sglang.srt.messages.sampling_fields import MAX_SAMPLES
+from sglang.srt.messages.unserved_fields import (
     WITHOUT_EFFECT,
     Refused,
     Route,
     WithoutEffect,
     unserved,
 )
-from sglang.srt.messages.errors import RequestRejected
-from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -34,92 +46,26 @@ MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
 
-def reject(field: str, rule: str, **kwargs: Any) -> RequestRejected:
-    """The refusal of one field: `field: rule`, with `param` set for clients that read it."""
-    return RequestRejected(f"{field}: {rule}", param=field, **kwargs)
-
-
-def shown(value: Any, limit: int = 80) -> str:
-    """A client's value inside an error text, cut so that a megabyte of prompt does not come back."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-# --- checks: name, value -> value ---
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise reject(name, f"must be a string, got {shown(value)}")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise reject(name, f"must be true or false, got {shown(value)}")
-    return value
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise reject(name, f"must be an integer, got {shown(value)}")
-    return value
-
-
-def _alternatives(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOP_LOGPROBS:
-        raise reject(name, f"must be an integer with 0 <= {name} <= {MAX_TOP_LOGPROBS}, got {shown(value)}")
-    return value
-
-
-def _sample_count(name: str, value: Any) -> int:
-    # The upper limit is SamplingParams'; here only what the choice arithmetic needs.
-    if _whole(name, value) < 1:
-        raise reject(name, f"must be at least 1, got {value}")
-    return typing.cast(int, value)
-
-
-def _object(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise reject(name, f"must be an object, got {shown(value)}")
-    return value
-
-
-def _list(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise reject(name, f"must be a list, got {shown(value)}")
-    return value
-
-
-def _token_ids(name: str, value: Any) -> list[int]:
-    if not _list(name, value):
-        raise reject(name, "must not be empty")
-    for token_id in value:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise reject(name, f"must hold token ids (integers), got {shown(token_id)}")
-    return typing.cast("list[int]", value)
-
-
-def _rid(name: str, value: Any) -> str | list[str]:
+def _rid(name: str, value: object) -> object:
     values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(rid, str) and rid for rid in values):
-        raise reject(name, f"must be a non-empty string, or a list of them, got {shown(value)}")
-    return typing.cast("str | list[str]", value)
+        raise refused(name, f"must be a non-empty string, or a list of them, got {shown(value)}")
+    return value
 
 
-def _text_or_texts(name: str, value: Any) -> str | list[str]:
-    if not isinstance(value, str) and not (
-        isinstance(value, list) and all(isinstance(text, str) for text in value)
-    ):
-        raise reject(name, f"must be a string, or a list of strings, got {shown(value)}")
-    return typing.cast("str | list[str]", value)
+def _text_or_texts(name: str, value: object) -> object:
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return value
+    if not isinstance(value, str):
+        raise refused(name, f"must be a string, or a list of strings, got {shown(value)}")
+    return value
 
 
-def _effort(name: str, value: Any) -> str:
+def _effort(name: str, value: object) -> object:
     known = ("none", "minimal", "low", "medium", "high", "xhigh")
     if value not in known:
-        raise reject(name, f"must be one of {', '.join(known)}, got {shown(value)}")
-    return typing.cast(str, value)
+        raise refused(name, f"must be one of {', '.join(known)}, got {shown(value)}")
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,13 +76,13 @@ class StreamOptions:
     continuous_usage_stats: bool = False
 
 
-def _stream_options(name: str, value: Any) -> StreamOptions:
-    given = {key: part for key, part in _object(name, value).items() if part is not None}
+def _stream_options(name: str, value: object) -> StreamOptions:
+    given = {key: part for key, part in json_object(name, value).items() if part is not None}
     known = {field.name for field in dataclasses.fields(StreamOptions)}
-    return StreamOptions(**{key: _flag(f"{name}.{key}", part) for key, part in given.items() if key in known})
+    return StreamOptions(**{key: flag(f"{name}.{key}", part) for key, part in given.items() if key in known})
 
 
-# --- declarations ---
+_alternatives = integer_in(0, MAX_TOP_LOGPROBS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +94,7 @@ class Acts:
     """
 
     doc: str
-    check: Callable[[str, Any], Any] | None = None
+    check: Check[object] | None = None
     sampling: str | None = None
     same_as: str | None = None
     parts: tuple[str, ...] = ()
@@ -168,8 +114,8 @@ class SharedRequest:
 
     route: ClassVar[Route]
 
-    model: Annotated[str | None, Acts("Echoed in the answer, not checked.", _text)] = None
-    stream: Annotated[bool | None, Acts("Answer as server-sent events, closed by `[DONE]`.", _flag)] = None
+    model: Annotated[str | None, Acts("Echoed in the answer, not checked.", text)] = None
+    stream: Annotated[bool | None, Acts("Answer as server-sent events, closed by `[DONE]`.", flag)] = None
     stream_options: Annotated[
         StreamOptions | None,
         Acts(
@@ -179,52 +125,57 @@ class SharedRequest:
         ),
     ] = None
     n: Annotated[
-        int | None, Acts("Choices for each prompt; choice index = prompt index * n + sample.", _sample_count)
+        int | None,
+        Acts(
+            "Choices for each prompt; choice index = prompt index * n + sample.", integer_in(1, MAX_SAMPLES)
+        ),
     ] = None
-    max_tokens: Annotated[Any, _sampled("Most tokens to produce.", "max_new_tokens")] = None
-    n_predict: Annotated[Any, _another_name("max_tokens", "llama.cpp")] = None
+    max_tokens: Annotated[object, _sampled("Most tokens to produce.", "max_new_tokens")] = None
+    n_predict: Annotated[object, _another_name("max_tokens", "llama.cpp")] = None
     max_completion_tokens: Annotated[
-        Any, _sampled("The newer name of `max_tokens`; wins when both are given.", "max_new_tokens")
+        object, _sampled("The newer name of `max_tokens`; wins when both are given.", "max_new_tokens")
     ] = None
     min_tokens: Annotated[
-        Any, _sampled("End tokens and stop ids are not sampled before this many tokens.", "min_new_tokens")
+        object, _sampled("End tokens and stop ids are not sampled before this many tokens.", "min_new_tokens")
     ] = None
-    temperature: Annotated[Any, _sampled("0 is greedy.", "temperature")] = None
-    top_p: Annotated[Any, _sampled("Nucleus sampling, 0 < top_p <= 1.", "top_p")] = None
-    top_k: Annotated[Any, _sampled("Sample among the k best; -1 is off.", "top_k")] = None
-    min_p: Annotated[Any, _sampled("Drop tokens below min_p times the best probability.", "min_p")] = None
+    temperature: Annotated[object, _sampled("0 is greedy.", "temperature")] = None
+    top_p: Annotated[object, _sampled("Nucleus sampling, 0 < top_p <= 1.", "top_p")] = None
+    top_k: Annotated[object, _sampled("Sample among the k best; -1 is off.", "top_k")] = None
+    min_p: Annotated[object, _sampled("Drop tokens below min_p times the best probability.", "min_p")] = None
     frequency_penalty: Annotated[
-        Any, _sampled("Subtracted once per earlier occurrence in the output, -2 to 2.", "frequency_penalty")
+        object,
+        _sampled("Subtracted once per earlier occurrence in the output, -2 to 2.", "frequency_penalty"),
     ] = None
     presence_penalty: Annotated[
-        Any, _sampled("Subtracted when the token occurs in the output, -2 to 2.", "presence_penalty")
+        object, _sampled("Subtracted when the token occurs in the output, -2 to 2.", "presence_penalty")
     ] = None
     repetition_penalty: Annotated[
-        Any, _sampled("Divides or multiplies logits of tokens of the output, above 0.", "repetition_penalty")
+        object,
+        _sampled("Divides or multiplies logits of tokens of the output, above 0.", "repetition_penalty"),
     ] = None
-    repeat_penalty: Annotated[Any, _another_name("repetition_penalty", "llama.cpp")] = None
+    repeat_penalty: Annotated[object, _another_name("repetition_penalty", "llama.cpp")] = None
     logit_bias: Annotated[
-        Any,
+        object,
         _sampled(
             "Token id (as text) to a bias of -100 to 100; ids outside the vocabulary are 400.", "logit_bias"
         ),
     ] = None
-    seed: Annotated[Any, _sampled("The same seed gives the same answer.", "sampling_seed")] = None
-    stop: Annotated[Any, _sampled("A stop string or up to 32 of them; special tokens too.", "stop")] = None
-    stop_token_ids: Annotated[Any, _sampled("Token ids that end the answer.", "stop_token_ids")] = None
-    no_stop_trim: Annotated[Any, _sampled("Keep the stop text in the answer.", "no_stop_trim")] = None
-    include_stop_str_in_output: Annotated[Any, _another_name("no_stop_trim", "vLLM")] = None
+    seed: Annotated[object, _sampled("The same seed gives the same answer.", "sampling_seed")] = None
+    stop: Annotated[object, _sampled("A stop string or up to 32 of them; special tokens too.", "stop")] = None
+    stop_token_ids: Annotated[object, _sampled("Token ids that end the answer.", "stop_token_ids")] = None
+    no_stop_trim: Annotated[object, _sampled("Keep the stop text in the answer.", "no_stop_trim")] = None
+    include_stop_str_in_output: Annotated[object, _another_name("no_stop_trim", "vLLM")] = None
     ignore_eos: Annotated[
-        Any, _sampled("Do not end at end tokens or stop ids: exactly `max_tokens` tokens.", "ignore_eos")
+        object, _sampled("Do not end at end tokens or stop ids: exactly `max_tokens` tokens.", "ignore_eos")
     ] = None
     skip_special_tokens: Annotated[
-        Any, _sampled("false shows special tokens in the text.", "skip_special_tokens")
+        object, _sampled("false shows special tokens in the text.", "skip_special_tokens")
     ] = None
     rid: Annotated[
         str | list[str] | None,
         Acts("The request's own id: `id` of the answer, and what /abort_request takes.", _rid),
     ] = None
-    request_id: Annotated[Any, _another_name("rid", "vLLM")] = None
+    request_id: Annotated[object, _another_name("rid", "vLLM")] = None
     extra_key: Annotated[str | list[str] | None, Acts("Name space of the prefix cache.", _text_or_texts)] = (
         None
     )
@@ -232,13 +183,13 @@ class SharedRequest:
         None
     )
     routed_dp_rank: Annotated[
-        int | None, Acts("Replica to run on; the header `X-Data-Parallel-Rank` wins.", _whole)
+        int | None, Acts("Replica to run on; the header `X-Data-Parallel-Rank` wins.", integer)
     ] = None
     data_parallel_rank: Annotated[
         int | None, Acts("The old name of `routed_dp_rank`.", same_as="routed_dp_rank")
     ] = None
     return_token_ids: Annotated[
-        bool | None, Acts("Adds `token_ids` and `prompt_token_ids` to every choice.", _flag)
+        bool | None, Acts("Adds `token_ids` and `prompt_token_ids` to every choice.", flag)
     ] = None
 
 
@@ -249,20 +200,20 @@ class CompletionRequest(SharedRequest):
     route: ClassVar[Route] = "completions"
 
     prompt: Annotated[
-        Any, Acts("A string, a list of strings, token ids, or a list of lists of token ids; not empty.")
+        object, Acts("A string, a list of strings, token ids, or a list of lists of token ids; not empty.")
     ] = None
     echo: Annotated[
-        bool | None, Acts("The prompt's text, and with `logprobs` its log-probabilities, come first.", _flag)
+        bool | None, Acts("The prompt's text, and with `logprobs` its log-probabilities, come first.", flag)
     ] = None
     logprobs: Annotated[
         int | None, Acts(f"Alternatives for each token, 0 to {MAX_TOP_LOGPROBS}.", _alternatives)
     ] = None
     add_special_tokens: Annotated[
-        bool | None, Acts("false: a text prompt gets no BOS (or what the tokenizer puts around it).", _flag)
+        bool | None, Acts("false: a text prompt gets no BOS (or what the tokenizer puts around it).", flag)
     ] = None
     best_of: Annotated[
         int | None,
-        Acts("Must equal `n`: candidates are not ranked, all that are drawn are returned.", _whole),
+        Acts("Must equal `n`: candidates are not ranked, all that are drawn are returned.", integer),
     ] = None
 
 
@@ -273,33 +224,33 @@ class ChatRequest(SharedRequest):
     route: ClassVar[Route] = "chat"
 
     messages: Annotated[
-        list[Any] | None,
+        list[object] | None,
         Acts(
             "Roles system, user, assistant, tool, function, developer in any case; "
             "content a string, null or text parts.",
-            _list,
+            json_list,
         ),
     ] = None
     input_ids: Annotated[
-        list[int] | None, Acts("A ready prompt as token ids, instead of `messages`.", _token_ids)
+        list[int] | None, Acts("A ready prompt as token ids, instead of `messages`.", prompt_ids)
     ] = None
-    logprobs: Annotated[bool | None, Acts("Log-probability of every token of the answer.", _flag)] = None
+    logprobs: Annotated[bool | None, Acts("Log-probability of every token of the answer.", flag)] = None
     top_logprobs: Annotated[
         int | None,
         Acts(f"Alternatives for each token, 0 to {MAX_TOP_LOGPROBS}; needs `logprobs`.", _alternatives),
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None,
-        Acts("Variables of the chat template, over those of --default-chat-template-kwargs.", _object),
+        Mapping[str, object] | None,
+        Acts("Variables of the chat template, over those of --default-chat-template-kwargs.", json_object),
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, Acts("false: the prompt ends with the last message and opens no answer.", _flag)
+        bool | None, Acts("false: the prompt ends with the last message and opens no answer.", flag)
     ] = None
     continue_final_message: Annotated[
-        bool | None, Acts("Go on with the last message, which must be the assistant's.", _flag)
+        bool | None, Acts("Go on with the last message, which must be the assistant's.", flag)
     ] = None
     documents: Annotated[
-        list[Any] | None, Acts("Handed to the chat template, which must read it.", _list)
+        list[object] | None, Acts("Handed to the chat template, which must read it.", json_list)
     ] = None
     reasoning_effort: Annotated[
         str | None, Acts("Handed to the chat template, where the template reads it.", _effort)
@@ -352,7 +303,7 @@ RequestT = TypeVar("RequestT", bound=SharedRequest)
 
 
 def parse_request(
-    request_type: type[RequestT], body: Any, on_unknown: Callable[[str], None] | None = None
+    request_type: type[RequestT], body: object, on_unknown: Callable[[str], None] | None = None
 ) -> RequestT:
     """A decoded JSON body -> the route's request. Raises `RequestRejected` that names field, rule and value.
 
@@ -362,15 +313,15 @@ def parse_request(
     if not isinstance(body, dict):
         raise RequestRejected(f"the body must be a JSON object, got {shown(body)}")
     route = request_type.route
-    fields, refused = acting_fields(route), refused_fields(route)
+    fields, not_served = acting_fields(route), refused_fields(route)
     values: dict[str, Any] = {}
     unknown: list[str] = []
     for name, value in body.items():
         field = fields.get(name)
         if field is None:
-            if name in refused:
-                if not refused[name].allows(value):
-                    raise reject(name, f"{refused[name].reason} (got {shown(value)})")
+            if name in not_served:
+                if not not_served[name].allows(value):
+                    raise refused(name, f"{not_served[name].reason} (got {shown(value)})")
             elif name not in WITHOUT_EFFECT or route not in WITHOUT_EFFECT[name].routes:
                 unknown.append(name)
         elif value is not None:
@@ -386,30 +337,15 @@ def parse_request(
     return request_type(**values)
 
 
-def _one_of_two_names(name: str, own: str, fields: dict[str, Acts], values: dict[str, Any]) -> Any:
+def _one_of_two_names(
+    name: str, own: str, fields: Mapping[str, Acts], values: Mapping[str, object]
+) -> object:
     checked, check = values[name], fields[own].check
     if check is not None:
         checked = check(name, checked)
     if values.get(own, checked) != checked:
-        raise reject(name, f"another name of {own}, and both are given")
+        raise refused(name, f"another name of {own}, and both are given")
     return checked
-
-
-def sampling_mapping(request: SharedRequest) -> dict[str, Any]:
-    """What the client gave of the sampling parameters, under `SamplingParams`' names.
-
-    What was left out stays out, so that the model's generation defaults can fill it.
-    """
-    mapping: dict[str, Any] = {}
-    for name, field in acting_fields(request.route).items():
-        value = getattr(request, name)
-        if field.sampling is not None and value is not None and name != "max_tokens":
-            mapping[field.sampling] = value
-    if request.n is not None:
-        mapping["n"] = request.n
-    if request.max_completion_tokens is None and request.max_tokens is not None:
-        mapping["max_new_tokens"] = request.max_tokens
-    return mapping
 
 
 def in_client_words(error: RequestRejected | ValueError, request: SharedRequest) -> RequestRejected:

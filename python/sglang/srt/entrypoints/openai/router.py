@@ -5,8 +5,6 @@ Read by the HTTP server, which adds keys, CORS and start-up. It must not hold st
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -34,7 +32,7 @@ def build_openai_router(manager: Manager, settings: ServingSettings | None = Non
 
     @router.get("/v1/models")
     @router.head("/v1/models", include_in_schema=False)
-    async def list_models() -> dict[str, Any]:
+    async def list_models() -> dict[str, object]:
         return models.all()
 
     @router.get("/v1/models/{model_id:path}")

@@ -6,42 +6,41 @@ Read by `router`. It must not order the stream (`streaming` does).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
+from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, ChoiceUpdate
 from sglang.srt.entrypoints.openai.logprobs import TextOffsets, completion_lists
+from sglang.srt.entrypoints.openai.native_request import make_job
 from sglang.srt.entrypoints.openai.protocol import (
     DEFAULT_COMPLETION_TOKENS,
     CompletionRequest,
-    reject,
-    shown,
     unknown_fields,
 )
-from sglang.srt.entrypoints.openai.serving_base import make_job
-from sglang.srt.entrypoints.openai.serving_job import Job, Manager
+from sglang.srt.entrypoints.openai.serving_job import Job, Manager, tokenizer_of
+from sglang.srt.messages.errors import refused
+from sglang.srt.messages.request_fields import shown
 
 NOT_RANKED = "candidates are not ranked; draw several with n and choose"
 PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
-def checked_prompts(prompt: Any) -> list[str] | list[list[int]]:
+def checked_prompts(prompt: object) -> list[str] | list[list[int]]:
     """The four forms of `prompt` -> a non-empty list of non-empty prompts of one kind."""
     if prompt is None:
-        raise reject("prompt", f"is required; it {PROMPT_FORMS}")
+        raise refused("prompt", f"is required; it {PROMPT_FORMS}")
     if isinstance(prompt, str):
         prompt = [prompt]
     if not isinstance(prompt, list):
-        raise reject("prompt", f"{PROMPT_FORMS}, got {shown(prompt)}")
+        raise refused("prompt", f"{PROMPT_FORMS}, got {shown(prompt)}")
     if _is_id_list(prompt):
         prompt = [prompt]
     if not prompt or any(part in ("", []) for part in prompt):
-        raise reject("prompt", "must not be empty, and no prompt in it may be")
+        raise refused("prompt", "must not be empty, and no prompt in it may be")
     if not all(isinstance(part, str) for part in prompt) and not all(_is_id_list(part) for part in prompt):
-        raise reject("prompt", f"{PROMPT_FORMS}, got {shown(prompt)}")
+        raise refused("prompt", f"{PROMPT_FORMS}, got {shown(prompt)}")
     return prompt
 
 
-def _is_id_list(part: Any) -> bool:
+def _is_id_list(part: object) -> bool:
     return isinstance(part, list) and set(map(type, part)) == {int}
 
 
@@ -61,11 +60,11 @@ class CompletionDialect:
         prompts = checked_prompts(request.prompt)
         for name in ("max_completion_tokens", "max_tokens"):
             if getattr(request, name) == 0 and not request.echo:
-                raise reject(
+                raise refused(
                     name, "must be at least 1 without echo, got 0; with echo: true it scores the prompt"
                 )
         if request.best_of is not None and request.best_of != (request.n or 1):
-            raise reject("best_of", f"must equal n ({request.n or 1}), got {request.best_of}: {NOT_RANKED}")
+            raise refused("best_of", f"must equal n ({request.n or 1}), got {request.best_of}: {NOT_RANKED}")
         sent, defaults = self._default_limits(request, self._sent(request, prompts))
         scores_prompt = bool(request.echo) and request.logprobs is not None
         job = make_job(
@@ -89,10 +88,10 @@ class CompletionDialect:
         """The prompts as they travel: without what the tokenizer puts around a text, a text must be ids."""
         if request.add_special_tokens is not False:
             return prompts
-        encode = self._manager.tokenizer.encode
+        encode = tokenizer_of(self._manager).encode
         bare = [encode(p, add_special_tokens=False) if isinstance(p, str) else p for p in prompts]
         if not all(bare):
-            raise reject("prompt", "is empty without special tokens; give at least one token")
+            raise refused("prompt", "is empty without special tokens; give at least one token")
         return bare
 
     def _default_limits(
@@ -107,41 +106,43 @@ class CompletionDialect:
             return prompts, [None]
         most, least, limits = DEFAULT_COMPLETION_TOKENS, request.min_tokens, self._manager.limits
         if isinstance(least, int) and least > most:
-            raise reject("min_tokens", f"got {least}, and the limit is {most} unless max_tokens says more")
+            raise refused("min_tokens", f"got {least}, and the limit is {most} unless max_tokens says more")
         space = min(limits.context_len, limits.pool_tokens)
         # No tokenizer makes more tokens of a text than it has bytes, but for what it puts around it.
         if all(isinstance(p, str) and len(p.encode()) + 8 + most <= space for p in prompts):
             return prompts, [most]
-        encode = self._manager.tokenizer.encode
+        encode = tokenizer_of(self._manager).encode
         ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         room = [space - len(prompt) for prompt in ids]
         # Without room the request is refused further on, in words that name both numbers.
         return ids, [min(most, left) if left > 0 else most for left in room]
 
-    def choice(self, job: Job, progress: ChoiceProgress, news: News) -> dict[str, Any]:
+    def choice(self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate) -> dict[str, object]:
         """A choice of a whole answer: everything is new."""
-        return self._choice(job, progress, news)
+        return self._choice(job, progress, update)
 
-    def stream_choices(self, job: Job, progress: ChoiceProgress, news: News) -> Iterator[dict[str, Any]]:
+    def stream_choices(
+        self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate
+    ) -> Iterator[dict[str, object]]:
         """One chunk, unless there is nothing to tell; the last one carries the finish."""
-        echoes = news.is_first and self._echo(job)
-        ids = job.request.return_token_ids and news.token_ids
-        if echoes or ids or not news.is_empty or news.finish_reason is not None:
-            yield self._choice(job, progress, news)
+        echoes = update.is_first and self._echo(job)
+        ids = job.request.return_token_ids and update.token_ids
+        if echoes or ids or not update.is_empty or update.finish_reason is not None:
+            yield self._choice(job, progress, update)
 
-    def _choice(self, job: Job, progress: ChoiceProgress, news: News) -> dict[str, Any]:
-        prompt_text = self._prompt_text(job, progress.index) if news.is_first and self._echo(job) else ""
-        choice: dict[str, Any] = {
+    def _choice(self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate) -> dict[str, object]:
+        prompt_text = self._prompt_text(job, progress.index) if update.is_first and self._echo(job) else ""
+        choice: dict[str, object] = {
             "index": progress.index,
-            "text": prompt_text + news.text,
-            "logprobs": self._logprobs(job, progress, news, prompt_text),
-            "finish_reason": news.finish_reason,
-            "matched_stop": news.matched_stop,
+            "text": prompt_text + update.text,
+            "logprobs": self._logprobs(job, progress, update, prompt_text),
+            "finish_reason": update.finish_reason,
+            "matched_stop": update.matched_stop,
         }
         if job.request.return_token_ids:
-            choice["token_ids"] = news.token_ids
-            if news.is_first:
-                choice["prompt_token_ids"] = news.prompt_token_ids
+            choice["token_ids"] = update.token_ids
+            if update.is_first:
+                choice["prompt_token_ids"] = update.prompt_token_ids
         return choice
 
     @staticmethod
@@ -152,26 +153,25 @@ class CompletionDialect:
         prompt = job.prompts[index // job.n]
         if isinstance(prompt, str):
             return prompt
-        text: str = self._manager.tokenizer.decode(prompt, skip_special_tokens=False)
-        return text
+        return tokenizer_of(self._manager).decode(prompt, skip_special_tokens=False)
 
     def _logprobs(
-        self, job: Job, progress: ChoiceProgress, news: News, prompt_text: str
-    ) -> dict[str, list[Any]] | None:
+        self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate, prompt_text: str
+    ) -> dict[str, list[object]] | None:
         if not job.with_logprobs:
             return None
-        tokenizer = self._manager.tokenizer
-        if news.is_first:
-            progress.scratch["offsets"] = TextOffsets(
+        tokenizer = tokenizer_of(self._manager)
+        if update.is_first:
+            progress.offsets = TextOffsets(
                 tokenizer,
                 start=len(prompt_text),
-                before=news.prompt_token_ids or (),
+                before=update.prompt_token_ids or (),
                 skip_special_tokens=job.request.skip_special_tokens is not False,
             )
         offsets = []
-        if news.prompt_logprobs:
+        if update.prompt_logprobs:
             in_prompt = TextOffsets(tokenizer, text=prompt_text)
-            offsets += [in_prompt.next(token.token_id) for token in news.prompt_logprobs]
-        counter: TextOffsets = progress.scratch["offsets"]
-        offsets += [counter.next(token.token_id) for token in news.logprobs]
-        return completion_lists([*news.prompt_logprobs, *news.logprobs], offsets, tokenizer)
+            offsets += [in_prompt.next(token.token_id) for token in update.prompt_logprobs]
+        assert progress.offsets is not None
+        offsets += [progress.offsets.next(token.token_id) for token in update.logprobs]
+        return completion_lists([*update.prompt_logprobs, *update.logprobs], offsets, tokenizer)

@@ -1,5 +1,4 @@
-"""Owns the words of one OpenAI request under way: the job, the settings for answers, what a dialect must
-offer.
+"""Owns the words of one OpenAI request under way: the job, the settings for answers, what a dialect offers.
 
 Read by both routes, the runner and the stream. It must not act.
 """
@@ -8,16 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.entrypoints.http.unknown_fields import UnknownFields
-from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, News
+from sglang.srt.entrypoints.openai.choice_progress import ChoiceProgress, ChoiceUpdate
 from sglang.srt.entrypoints.openai.protocol import SharedRequest
 from sglang.srt.managers.tokenizer_components.validation import RequestLimits
+from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.generate_output import NativeAnswer
 from sglang.srt.runtime_context import get_serving
+from sglang.srt.tokenizer.tokenizer_like import TokenizerLike
+
+RequestT = TypeVar("RequestT", bound=SharedRequest)
 
 
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +30,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     include_usage_by_default: bool = False
     cache_report: bool = False
-    default_chat_template_kwargs: dict[str, Any] = {}
+    default_chat_template_kwargs: dict[str, object] = {}
 
     @classmethod
     def from_context(cls) -> ServingSettings:
@@ -39,12 +44,14 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manager(Protocol):
-    """What the routes ask of the tokenizer manager."""
+    """What the routes need of the tokenizer manager."""
 
-    tokenizer: Any
-    model_config: Any
     limits: RequestLimits
+    model_config: ModelConfig
     served_model_name: str
+
+    @property
+    def tokenizer(self) -> TokenizerLike | None: ...
 
     def generate_request(
         self,
@@ -52,7 +59,14 @@ class Manager(Protocol):
         is_disconnected: Callable[[], Awaitable[bool]] | None = None,
         *,
         incremental: bool = False,
-    ) -> AsyncGenerator[Any, None]: ...
+    ) -> AsyncGenerator[NativeAnswer, None]: ...
+
+
+def tokenizer_of(manager: Manager) -> TokenizerLike:
+    """The tokenizer, without which these routes serve nothing."""
+    if manager.tokenizer is None:
+        raise RequestRejected("the server runs with --skip-tokenizer-init; post input_ids to /generate")
+    return manager.tokenizer
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -76,16 +90,16 @@ class Job(msgspec.Struct, kw_only=True):
     def with_logprobs(self) -> bool:
         return bool(self.native.return_logprob)
 
-    def envelope(self, object_name: str) -> dict[str, Any]:
+    def envelope(self, object_name: str) -> dict[str, object]:
         """What every chunk and every answer begins with."""
         return {"id": self.id, "object": object_name, "created": self.created, "model": self.model}
 
 
-class Dialect(Protocol):
-    """One route's own part: how a body becomes a job, and how news become choices."""
+class Dialect(Protocol[RequestT]):
+    """One route's own part: how a body becomes a job, and how outputs become choices."""
 
     @property
-    def request_type(self) -> type[SharedRequest]: ...
+    def request_type(self) -> type[RequestT]: ...
 
     @property
     def unknown_fields(self) -> UnknownFields: ...
@@ -96,14 +110,16 @@ class Dialect(Protocol):
     @property
     def chunk_object(self) -> str: ...
 
-    def prepare(self, request: Any, headers: Mapping[str, str]) -> Job:
+    def prepare(self, request: RequestT, headers: Mapping[str, str]) -> Job:
         """Check and translate; refuses with `RequestRejected`."""
         ...
 
-    def choice(self, job: Job, progress: ChoiceProgress, news: News) -> dict[str, Any]:
+    def choice(self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate) -> dict[str, object]:
         """The finished choice of a whole answer."""
         ...
 
-    def stream_choices(self, job: Job, progress: ChoiceProgress, news: News) -> Iterator[dict[str, Any]]:
-        """The choices of the chunks that tell `news`, in order."""
+    def stream_choices(
+        self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate
+    ) -> Iterator[dict[str, object]]:
+        """The choices of the chunks that carry `update`, in order."""
         ...

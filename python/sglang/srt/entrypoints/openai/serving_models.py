@@ -6,7 +6,6 @@ Read by `router`. It must not check the `model` of a generation request; that is
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from starlette.responses import Response
 
@@ -23,7 +22,7 @@ class ModelList:
         self._manager = manager
         self._created = int(time.time())
 
-    def all(self) -> dict[str, Any]:
+    def all(self) -> dict[str, object]:
         """`GET /v1/models`."""
         return {"object": "list", "data": [self._served()]}
 
@@ -35,7 +34,7 @@ class ModelList:
         message = f"The model {model_id!r} does not exist; this server has {served['id']!r}"
         return error_response(message, 404, param="model", code="model_not_found")
 
-    def _served(self) -> dict[str, Any]:
+    def _served(self) -> dict[str, object]:
         name = self._manager.served_model_name
         return {
             "id": name,

@@ -16,7 +16,9 @@ from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
 from sglang.srt.managers.scheduler_components.schedule_batch import RequestQueues
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
+from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.io_struct import AbortReq, FinishReason, TokenizedGenerateReqInput
+from sglang.srt.messages.sampling_fields import check_sampled_ids
 
 
 class RequestReceiver:
@@ -97,9 +99,9 @@ class RequestReceiver:
         if not 0 <= message.top_logprobs_num <= size:
             return f"top_logprobs_num: must lie between 0 and {size}, got {message.top_logprobs_num}"
         try:
-            message.sampling_params.verify_vocabulary(size)
-        except ValueError as error:
-            return str(error)
+            check_sampled_ids(message.sampling_params, size)
+        except RequestRejected as error:
+            return error.message
         return None
 
     def abort(self, message: AbortReq) -> None:

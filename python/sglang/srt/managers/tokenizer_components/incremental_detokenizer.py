@@ -10,32 +10,14 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 from sglang.srt.tokenizer.id_reader import REPLACEMENT
+from sglang.srt.tokenizer.tokenizer_like import TokenizerLike
 
 #: When the window holds more ids than this, it moves on to a character border and keeps the last few as
 #: context.
 _WINDOW = 24
 _CONTEXT = 6
-
-
-class TokenDecoder(Protocol):
-    """What is asked of a tokenizer here."""
-
-    @property
-    def all_special_ids(self) -> Sequence[int]: ...
-
-    def decode(
-        self,
-        ids: Sequence[int],
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
-    ) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]: ...
 
 
 class IncrementalDetokenizer:
@@ -63,7 +45,7 @@ class IncrementalDetokenizer:
 
     def __init__(
         self,
-        tokenizer: TokenDecoder,
+        tokenizer: TokenizerLike,
         prompt_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,

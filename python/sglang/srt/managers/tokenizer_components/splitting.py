@@ -1,21 +1,36 @@
 """Owns how one native request, single or batch, becomes single prompts: which value belongs to which.
 
-Used by the tokenizer manager before anything is checked against the model. It must not tokenize, send or
-default sampling values.
+Used by `RequestPreparer`. Types are checked here, and sampling values against their ranges; what depends on
+the model is `validation`'s. It must not tokenize or send.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
-from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.errors import RequestRejected, refused
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.sampling.sampling_params import MAX_SAMPLES, is_unicode
+from sglang.srt.messages.request_fields import (
+    Check,
+    flag,
+    integer,
+    json_object,
+    or_none,
+    prompt_ids,
+    shown,
+    text,
+    token_ids,
+)
+from sglang.srt.messages.sampling_fields import MAX_SAMPLES, sampling_params_of
+from sglang.srt.messages.unserved_fields import REFUSED
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 
 class SinglePrompt(msgspec.Struct, kw_only=True):
@@ -24,7 +39,9 @@ class SinglePrompt(msgspec.Struct, kw_only=True):
     rid: str
     text: str | None
     input_ids: list[int] | None
-    sampling: Mapping[str, Any]
+    params: SamplingParams
+    #: False where `max_new_tokens` is a default: it may be cut to what fits.
+    limit_is_clients: bool
     return_logprob: bool
     logprob_start_len: int
     top_logprobs_num: int
@@ -33,81 +50,93 @@ class SinglePrompt(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
 
 
-def split_request(obj: GenerateReqInput) -> list[SinglePrompt]:
-    """The prompts of a request, in order. Fills `obj.rid` when the client named none, so that it can be
-    aborted.
+def split_request(
+    obj: GenerateReqInput,
+    *,
+    defaults: Mapping[str, object] | None = None,
+    check_room: Callable[[int], None] | None = None,
+) -> Iterator[SinglePrompt]:
+    """The prompts of a request, in order. Fills `obj.rid` where the client named none.
+
+    `defaults` fill sampling values that the client left out. `check_room` gets the number of sequences before
+    anything of that size is built.
     """
-    prompts = _prompts(obj)
-    count = len(prompts) if obj.is_batch else None
+    _check_whole_request(obj)
+    count = _batch_size(obj)
+    if check_room is not None:
+        check_room((1 if count is None else count) * _num_samples(obj))
+    name, prompts = _prompts(obj, is_batch=count is not None)
+    check: Check[str | list[int]] = text if name == "text" else prompt_ids
     rids = _rids(obj, count)
     _refuse_lists_with_samples(obj)
-    singles = []
-    for i, prompt in enumerate(prompts):
+    for i, given in enumerate(prompts):
 
-        def one(name: str, check: Callable[[str, Any], Any], i: int = i) -> Any:
+        def value(name: str, check: Check[T], i: int = i) -> T:
             return check(name, _value_of(obj, name, i, count))
 
-        singles.append(
-            SinglePrompt(
-                rid=rids[i],
-                text=prompt if isinstance(prompt, str) else None,
-                input_ids=prompt if isinstance(prompt, list) else None,
-                sampling=one("sampling_params", _mapping),
-                return_logprob=one("return_logprob", _flag),
-                logprob_start_len=one("logprob_start_len", _integer),
-                top_logprobs_num=one("top_logprobs_num", _integer),
-                token_ids_logprob=one("token_ids_logprob", _ids_or_none),
-                namespace=cache_namespace(one("extra_key", _text_or_none), one("cache_salt", _text_or_none)),
-                routed_dp_rank=one("routed_dp_rank", _integer_or_none),
-            )
+        prompt = check(name, given)
+        sampling = value("sampling_params", or_none(json_object)) or {}
+        yield SinglePrompt(
+            rid=rids[i],
+            text=prompt if isinstance(prompt, str) else None,
+            input_ids=prompt if isinstance(prompt, list) else None,
+            params=sampling_params_of(sampling, defaults),
+            limit_is_clients=sampling.get("max_new_tokens") is not None,
+            return_logprob=value("return_logprob", flag),
+            logprob_start_len=value("logprob_start_len", integer),
+            top_logprobs_num=value("top_logprobs_num", integer),
+            token_ids_logprob=value("token_ids_logprob", or_none(token_ids)),
+            namespace=cache_namespace(value("extra_key", or_none(text)), value("cache_salt", or_none(text))),
+            routed_dp_rank=value("routed_dp_rank", or_none(integer)),
         )
-    return singles
-
-
-def count_sequences(obj: GenerateReqInput) -> int:
-    """How many sequences a request asks for, as far as it is well formed; cheap, whatever its size."""
-    prompts = obj.text if obj.text is not None else obj.input_ids
-    sampling = obj.sampling_params
-    first = sampling[0] if isinstance(sampling, list) and sampling else sampling
-    samples = first.get("n") if isinstance(first, Mapping) else None
-    if type(samples) is not int or not 1 <= samples <= MAX_SAMPLES:
-        samples = 1  # left out, or refused by name further on
-    return (len(prompts or ()) if obj.is_batch else 1) * samples
 
 
 def cache_namespace(extra_key: str | None, cache_salt: str | None) -> str | None:
-    """One name for the prefix cache out of both; written as JSON so that no two pairs give the same name."""
+    """One name for the prefix cache out of both; as JSON, so that no two pairs give the same name."""
     if extra_key is None and cache_salt is None:
         return None
     return json.dumps([extra_key, cache_salt])
 
 
-def rejected(name: str, rule: str) -> RequestRejected:
-    """A refusal that names its field."""
-    return RequestRejected(f"{name}: {rule}", param=name)
+def _check_whole_request(obj: GenerateReqInput) -> None:
+    """Fields that belong to the request as a whole and not to one of its prompts."""
+    for name in ("stream", "return_text_in_logprobs", "return_prompt_token_ids", "no_logs"):
+        flag(name, getattr(obj, name))
+    if obj.priority is not None and (type(obj.priority) is not int or obj.priority != 0):
+        raise refused("priority", REFUSED["priority"].reason)
 
 
-def _prompts(obj: GenerateReqInput) -> list[str | list[int]]:
+def _batch_size(obj: GenerateReqInput) -> int | None:
+    """How many prompts a batch has, None for a single prompt; cheap, whatever the size."""
+    if not obj.is_batch:
+        return None
+    return len((obj.text if obj.text is not None else obj.input_ids) or ())
+
+
+def _num_samples(obj: GenerateReqInput) -> int:
+    sampling = obj.sampling_params
+    first = sampling[0] if isinstance(sampling, list) and sampling else sampling
+    samples = first.get("n") if isinstance(first, Mapping) else None
+    # What is no legal number is refused by name further on.
+    return samples if type(samples) is int and 1 <= samples <= MAX_SAMPLES else 1
+
+
+def _prompts(obj: GenerateReqInput, *, is_batch: bool) -> tuple[str, Sequence[object]]:
+    """The name of the field that holds the prompts, and the prompts in it."""
     if (obj.text is None) == (obj.input_ids is None):
         given = "both" if obj.text is not None else "none"
         raise RequestRejected(f"exactly one of text and input_ids must be given, got {given}", param="text")
-    name, value = ("text", obj.text) if obj.text is not None else ("input_ids", obj.input_ids)
-    if name == "text":
-        if isinstance(value, str):
-            return [value]
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise rejected("text", f"must be a string or a list of strings, got {shown(value)}")
-    elif not isinstance(value, list):
-        raise rejected(
-            "input_ids", f"must be a list of token ids or a list of such lists, got {shown(value)}"
-        )
-    elif not obj.is_batch and value:
-        return [_ids("input_ids", value)]
+    name = "input_ids" if obj.text is None else "text"
+    value: object = getattr(obj, name)
+    if name == "text" and not isinstance(value, str | list):
+        raise refused(name, f"must be a string or a list of strings, got {shown(value)}")
+    if name == "input_ids" and not isinstance(value, list):
+        raise refused(name, f"must be a list of token ids or a list of such lists, got {shown(value)}")
+    if not is_batch or not isinstance(value, list):
+        return name, [value]
     if not value:
-        raise rejected(name, "the prompt is empty; give at least one token")
-    if name == "input_ids":
-        return [_ids("input_ids", item) for item in value]
-    return [item for item in value if isinstance(item, str)]
+        raise refused(name, "the prompt is empty; give at least one token")
+    return name, value
 
 
 def _rids(obj: GenerateReqInput, count: int | None) -> list[str]:
@@ -115,39 +144,33 @@ def _rids(obj: GenerateReqInput, count: int | None) -> list[str]:
         obj.rid = uuid.uuid4().hex
     if isinstance(obj.rid, str):
         if not obj.rid:
-            raise rejected("rid", "must not be empty; leave it out to get one")
-        _text_or_none("rid", obj.rid)
+            raise refused("rid", "must not be empty; leave it out to get one")
+        text("rid", obj.rid)
         return [obj.rid] if count is None else [f"{obj.rid}_{i}" for i in range(count)]
     if not isinstance(obj.rid, list) or not all(isinstance(rid, str) and rid for rid in obj.rid):
-        raise rejected("rid", f"must be a string, or a list of them for a batch, got {shown(obj.rid)}")
+        raise refused("rid", f"must be a string, or a list of them for a batch, got {shown(obj.rid)}")
     if count is None:
-        raise rejected("rid", "a list of ids needs a batch of prompts")
+        raise refused("rid", "a list of ids needs a batch of prompts")
     if len(obj.rid) != count:
-        raise rejected("rid", f"must have one entry for each of the {count} prompts, got {len(obj.rid)}")
-    for rid in obj.rid:
-        _text_or_none("rid", rid)
-    return list(obj.rid)
+        raise refused("rid", f"must have one entry for each of the {count} prompts, got {len(obj.rid)}")
+    return [text("rid", rid) for rid in obj.rid]
 
 
 #: Fields that are a list even for one prompt.
 _LISTS_BY_NATURE = frozenset({"token_ids_logprob"})
 
 
-def _value_of(obj: GenerateReqInput, name: str, i: int, count: int | None) -> Any:
+def _value_of(obj: GenerateReqInput, name: str, i: int, count: int | None) -> object:
     """The value for prompt `i`: one value for all, or the i-th of a list of the batch's length."""
     value = getattr(obj, name)
-    if name in _LISTS_BY_NATURE:
-        per_prompt = (
-            isinstance(value, list) and bool(value) and (value[0] is None or isinstance(value[0], list))
-        )
-    else:
-        per_prompt = isinstance(value, list)
-    if not per_prompt:
+    if not isinstance(value, list):
+        return value
+    if name in _LISTS_BY_NATURE and not (value and (value[0] is None or isinstance(value[0], list))):
         return value
     if count is None:
-        raise rejected(name, "a list of values needs a batch of prompts")
+        raise refused(name, "a list of values needs a batch of prompts")
     if len(value) != count:
-        raise rejected(name, f"must have one entry for each of the {count} prompts, got {len(value)}")
+        raise refused(name, f"must have one entry for each of the {count} prompts, got {len(value)}")
     return value[i]
 
 
@@ -155,68 +178,11 @@ def _refuse_lists_with_samples(obj: GenerateReqInput) -> None:
     """Which list entry belongs to which of n samples has no good answer."""
     sampling = obj.sampling_params
     every = sampling if isinstance(sampling, list) else [sampling]
-    counts = {
-        item.get("n") or 1
-        for item in every
-        if isinstance(item, Mapping) and isinstance(item.get("n") or 1, int)
-    }
+    given = [item.get("n") or 1 for item in every if isinstance(item, Mapping)]
+    counts = {number for number in given if isinstance(number, int)}
     if len(counts) > 1:
-        raise rejected("n", f"must be the same for all prompts of a batch, got {sorted(counts)}")
+        raise refused("n", f"must be the same for all prompts of a batch, got {sorted(counts)}")
     if counts - {1}:
         for name in ("return_logprob", "logprob_start_len", "top_logprobs_num"):
             if isinstance(getattr(obj, name), list):
-                raise rejected(name, "a list of values cannot be combined with n above 1")
-
-
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise rejected(name, f"must be an object, got {shown(value)}")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise rejected(name, f"must be true or false, got {shown(value)}")
-    return value
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise rejected(name, f"must be an integer, got {shown(value)}")
-    return value
-
-
-def _integer_or_none(name: str, value: Any) -> int | None:
-    return None if value is None else _integer(name, value)
-
-
-def _text_or_none(name: str, value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise rejected(name, f"must be a string, got {shown(value)}")
-    if value is not None and not is_unicode(value):
-        raise rejected(name, "is not valid Unicode: it holds half of a surrogate pair")
-    return value
-
-
-def _ids(name: str, value: Any) -> list[int]:
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise rejected(name, f"must be a list of token ids, got {shown(value)}")
-    if not value:
-        raise rejected(name, "the prompt is empty; give at least one token")
-    return value
-
-
-def _ids_or_none(name: str, value: Any) -> list[int] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise rejected(name, f"must be a list of token ids, got {shown(value)}")
-    return value
-
-
-def shown(value: Any) -> str:
-    """A client's value inside an error text; a megabyte of it does not come back."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+                raise refused(name, "a list of values cannot be combined with n above 1")

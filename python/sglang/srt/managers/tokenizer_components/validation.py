@@ -1,7 +1,7 @@
-"""Owns what a request must satisfy before anything of it is sent: vocabulary, lengths, ranges.
+"""Owns what a request must satisfy on this server before it is sent: vocabulary, lengths, replicas.
 
-Used by the tokenizer manager, once per request. Every refusal names the field, the rule and both numbers. It
-must not send, keep state or repair silently.
+Used by `RequestPreparer`. Every refusal names the field, the rule and both numbers. It must not send, keep
+state or repair silently.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from sglang.srt.environ import envs
-from sglang.srt.managers.tokenizer_components.splitting import SinglePrompt, rejected, shown
-from sglang.srt.messages.errors import RequestRejected
-from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.messages.io_struct import TokenizedGenerateReqInput
-from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.managers.tokenizer_components.splitting import SinglePrompt
+from sglang.srt.messages.errors import RequestRejected, refused
+from sglang.srt.messages.request_fields import check_vocabulary
+from sglang.srt.messages.requests import TokenizedGenerateReqInput
+from sglang.srt.messages.sampling_fields import check_sampled_ids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestLimits:
     """What bounds a request: the model, the smallest pool of all replicas, and the operator's choices.
-    `sampling_defaults` fill what was unsaid.
+
+    `sampling_defaults` fill what a client leaves out.
     """
 
     context_len: int
@@ -33,56 +33,41 @@ class RequestLimits:
     allow_auto_truncate: bool = False
     has_tokenizer: bool = True
     replicas: int = 1
-    sampling_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sampling_defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
-def check_whole_request(obj: GenerateReqInput) -> None:
-    """Fields that belong to the request as a whole and not to one of its prompts."""
-    for name in ("stream", "return_text_in_logprobs", "return_prompt_token_ids", "no_logs"):
-        value = getattr(obj, name)
-        if not isinstance(value, bool):
-            raise rejected(name, f"must be true or false, got {shown(value)}")
-    if obj.priority is not None and (type(obj.priority) is not int or obj.priority != 0):
-        raise rejected("priority", "request priorities are not supported yet; leave it out")
-
-
-def sampling_of(prompt: SinglePrompt, limits: RequestLimits) -> SamplingParams:
-    """Checked sampling parameters of one prompt, and its place; a refusal begins with the field."""
-    check_replica(prompt.routed_dp_rank, limits.replicas)
-    params = SamplingParams.from_request(prompt.sampling, limits.sampling_defaults)
-    params.verify_vocabulary(limits.vocab_size)
-    if params.stop and not limits.has_tokenizer:
-        raise rejected(
+def check_prompt(prompt: SinglePrompt, limits: RequestLimits) -> None:
+    """What can be refused before the prompt is tokenized."""
+    replica, count = prompt.routed_dp_rank, limits.replicas
+    if replica is not None and not 0 <= replica < count:
+        raise refused(
+            "routed_dp_rank",
+            f"must satisfy 0 <= routed_dp_rank < {count} (the replicas of this server), got {replica}",
+        )
+    check_sampled_ids(prompt.params, limits.vocab_size)
+    if prompt.params.stop and not limits.has_tokenizer:
+        raise refused(
             "stop",
             "stop strings need a tokenizer; use stop_token_ids, or start without --skip-tokenizer-init",
-        )
-    return params
-
-
-def check_replica(replica: int | None, replicas: int) -> None:
-    """A stated replica must exist; a server with one has number 0."""
-    if replica is not None and not 0 <= replica < replicas:
-        raise rejected(
-            "routed_dp_rank",
-            f"must satisfy 0 <= routed_dp_rank < {replicas} (the replicas of this server), got {replica}",
         )
 
 
 def finished_message(
-    prompt: SinglePrompt, ids: list[int], params: SamplingParams, limits: RequestLimits
+    prompt: SinglePrompt, ids: list[int], limits: RequestLimits
 ) -> TokenizedGenerateReqInput:
-    """The message of one prompt (n samples are copied from it later), all lengths checked and the token
-    limit resolved.
+    """The message of one prompt, with all lengths checked and the token limit resolved.
+
+    Its n samples are copied from it by `samples_of`.
     """
     if not ids:
-        raise rejected("text", "the prompt is empty; give at least one token")
-    _check_ids(ids, "input_ids", limits)
-    asked = prompt.sampling.get("max_new_tokens") is not None
+        raise refused("text", "the prompt is empty; give at least one token")
+    check_vocabulary("input_ids", ids, limits.vocab_size)
     if limits.allow_auto_truncate:
         ids = _truncated(ids, limits)
-    params.max_new_tokens = resolved_max_new_tokens(len(ids), params, asked=asked, limits=limits)
+    params = prompt.params
+    params.max_new_tokens = _resolved_max_new_tokens(len(ids), prompt, limits)
     if params.min_new_tokens > params.max_new_tokens:
-        raise rejected(
+        raise refused(
             "min_new_tokens",
             f"at most {params.max_new_tokens} new tokens fit after the prompt ({len(ids)} tokens), "
             f"got min_new_tokens {params.min_new_tokens}",
@@ -102,44 +87,39 @@ def finished_message(
     )
 
 
-def resolved_max_new_tokens(
-    prompt_len: int, params: SamplingParams, *, asked: bool, limits: RequestLimits
-) -> int:
-    """How many tokens may be produced. What was asked for and cannot fit is refused; a default is cut to
-    what is left.
-    """
+def _resolved_max_new_tokens(prompt_len: int, prompt: SinglePrompt, limits: RequestLimits) -> int:
+    """How many tokens may be produced: a client's limit must fit, a default is cut to what is left."""
     context, pool = limits.context_len, limits.pool_tokens
-    wanted = params.max_new_tokens
+    limit = prompt.params.max_new_tokens
     if prompt_len > context:
         raise RequestRejected(
             f"The input ({prompt_len} tokens) is longer than the model's context length ({context} tokens)."
         )
-    if prompt_len == context and wanted != 0:
+    if prompt_len == context and limit != 0:
         raise RequestRejected(
             f"The input ({prompt_len} tokens) and one new token are longer than the model's context length "
             f"({context} tokens)."
         )
-    if prompt_len > pool or (prompt_len == pool and wanted != 0):
+    if prompt_len > pool or (prompt_len == pool and limit != 0):
         raise RequestRejected(
             f"The input ({prompt_len} tokens) does not fit into the KV cache pool ({pool} tokens); "
             "shorten it, or start the server with a larger --max-total-tokens."
         )
     room = min(context, pool) - prompt_len
-    if wanted is not None and wanted > room and asked and not limits.allow_auto_truncate:
-        total = prompt_len + wanted
-        if total > context:
-            raise RequestRejected(
-                f"The input ({prompt_len} tokens) and max_new_tokens ({wanted}), together {total} tokens, "
-                f"are longer than the model's context length ({context} tokens).",
-                param="max_new_tokens",
-            )
+    must_fit = prompt.limit_is_clients and not limits.allow_auto_truncate
+    if limit is not None and limit > room and must_fit:
+        total = prompt_len + limit
+        rule = (
+            f"are longer than the model's context length ({context} tokens)"
+            if total > context
+            else f"do not fit into the KV cache pool ({pool} tokens)"
+        )
         raise RequestRejected(
-            f"The input ({prompt_len} tokens) and max_new_tokens ({wanted}), together {total} tokens, "
-            f"do not fit into the KV cache pool ({pool} tokens).",
+            f"The input ({prompt_len} tokens) and max_new_tokens ({limit}), together {total} tokens, {rule}.",
             param="max_new_tokens",
         )
     ceiling = envs.SGLANG_MAX_NEW_TOKENS_LIMIT.get()
-    return min(value for value in (wanted, room, ceiling) if value is not None)
+    return min(value for value in (limit, room, ceiling) if value is not None)
 
 
 def samples_of(
@@ -164,9 +144,7 @@ def samples_of(
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """The seed of one of n samples: the first has the seed itself, the others a fixed mix of it and their
-    number.
-    """
+    """The seed of one of n samples: the first has `seed` itself, the others a hash of it and their number."""
     if sample == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
@@ -179,17 +157,10 @@ def _truncated(ids: list[int], limits: RequestLimits) -> list[int]:
     return ids if len(ids) <= longest else ids[-longest:]
 
 
-def _check_ids(ids: list[int], name: str, limits: RequestLimits) -> None:
-    low, high = min(ids), max(ids)
-    if low < 0 or high >= limits.vocab_size:
-        wrong = low if low < 0 else high
-        raise rejected(name, f"token id {wrong} is outside the vocabulary (0 <= id < {limits.vocab_size})")
-
-
 def _logprob_start(prompt: SinglePrompt, prompt_len: int) -> int:
     start = prompt.logprob_start_len
     if not -1 <= start <= prompt_len:
-        raise rejected(
+        raise refused(
             "logprob_start_len",
             f"must satisfy -1 <= logprob_start_len <= {prompt_len} (the length of the prompt), got {start}",
         )
@@ -197,19 +168,14 @@ def _logprob_start(prompt: SinglePrompt, prompt_len: int) -> int:
 
 
 def _check_logprobs(prompt: SinglePrompt, limits: RequestLimits) -> None:
-    top = prompt.top_logprobs_num
-    if not 0 <= top <= limits.vocab_size:
-        raise rejected(
-            "top_logprobs_num", f"must satisfy 0 <= top_logprobs_num <= {limits.vocab_size}, got {top}"
-        )
-    if len(prompt.token_ids_logprob or ()) > limits.vocab_size:
-        raise rejected(
-            "token_ids_logprob",
-            f"at most {limits.vocab_size} ids (the vocabulary), got {len(prompt.token_ids_logprob or ())}",
-        )
-    if prompt.token_ids_logprob:
-        _check_ids(prompt.token_ids_logprob, "token_ids_logprob", limits)
+    top, chosen = prompt.top_logprobs_num, prompt.token_ids_logprob or []
+    size = limits.vocab_size
+    if not 0 <= top <= size:
+        raise refused("top_logprobs_num", f"must satisfy 0 <= top_logprobs_num <= {size}, got {top}")
+    if len(chosen) > size:
+        raise refused("token_ids_logprob", f"at most {size} ids (the vocabulary), got {len(chosen)}")
+    check_vocabulary("token_ids_logprob", chosen, size)
     if not prompt.return_logprob:
-        for name, given in (("top_logprobs_num", top), ("token_ids_logprob", prompt.token_ids_logprob)):
+        for name, given in (("top_logprobs_num", top), ("token_ids_logprob", chosen)):
             if given:
-                raise rejected(name, "needs return_logprob to be true")
+                raise refused(name, "needs return_logprob to be true")

@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from sglang.srt.entrypoints.http import unserved_fields
 from sglang.srt.entrypoints.openai import protocol
 from sglang.srt.entrypoints.openai.field_docs import BEGIN, END, field_tables, with_tables
+from sglang.srt.messages import unserved_fields
 
 PAGE = pathlib.Path(__file__).parents[5] / "docs" / "openai_api.md"
 

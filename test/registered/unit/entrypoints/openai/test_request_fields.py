@@ -8,8 +8,8 @@ import dataclasses
 
 import pytest
 
-from sglang.srt.entrypoints.http.unserved_fields import REFUSED, WITHOUT_EFFECT, WithoutEffect
 from sglang.srt.entrypoints.openai import protocol
+from sglang.srt.entrypoints.openai.native_request import sampling_mapping
 from sglang.srt.entrypoints.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -17,10 +17,10 @@ from sglang.srt.entrypoints.openai.protocol import (
     in_client_words,
     parse_request,
     refused_fields,
-    sampling_mapping,
 )
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.unserved_fields import REFUSED, WITHOUT_EFFECT, WithoutEffect
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.test.fakes.scripted_manager import ScriptedManager
 from sglang.test.server.openai_calls import CHAT, COMPLETIONS, post

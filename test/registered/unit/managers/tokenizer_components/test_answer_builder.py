@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sglang.srt.managers.tokenizer_components.state import AnswerBuilder, CallState, SampleState
+from sglang.srt.managers.tokenizer_components.answer import AnswerBuilder
+from sglang.srt.managers.tokenizer_components.state import CallState, SampleState
 from sglang.srt.messages import io_struct
 from sglang.srt.sampling.sampling_params import SamplingParams
 

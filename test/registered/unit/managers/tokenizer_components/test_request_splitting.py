@@ -16,7 +16,7 @@ from sglang.srt.messages.generate_input import GenerateReqInput
 
 
 def split(**fields: Any) -> list[Any]:
-    return split_request(GenerateReqInput(**fields))
+    return list(split_request(GenerateReqInput(**fields)))
 
 
 def test_a_single_prompt_keeps_its_rid_and_values() -> None:
@@ -50,7 +50,7 @@ def test_values_of_a_batch_are_one_for_all_or_one_for_each() -> None:
         extra_key=["x", "y"],
         routed_dp_rank=[1, None],
     )
-    assert (first.sampling["temperature"], second.sampling["temperature"]) == (0.5, 0.7)
+    assert (first.params.temperature, second.params.temperature) == (0.5, 0.7)
     assert (first.logprob_start_len, second.logprob_start_len) == (0, 1)
     assert (first.token_ids_logprob, second.token_ids_logprob) == ([4], [5])
     assert first.namespace != second.namespace

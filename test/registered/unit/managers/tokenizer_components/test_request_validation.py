@@ -13,11 +13,10 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.tokenizer_components.splitting import split_request
 from sglang.srt.managers.tokenizer_components.validation import (
     RequestLimits,
-    check_whole_request,
+    check_prompt,
     finished_message,
     sample_seed,
     samples_of,
-    sampling_of,
 )
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
@@ -35,10 +34,10 @@ def message(
     **fields: Any,
 ) -> TokenizedGenerateReqInput:
     obj = GenerateReqInput(**{"input_ids": [1] * prompt_len, **fields}, sampling_params=sampling)
-    check_whole_request(obj)
-    (prompt,) = split_request(obj)
+    (prompt,) = split_request(obj, defaults=limits.sampling_defaults)
+    check_prompt(prompt, limits)
     assert prompt.input_ids is not None
-    return finished_message(prompt, prompt.input_ids, sampling_of(prompt, limits), limits)
+    return finished_message(prompt, prompt.input_ids, limits)
 
 
 def new_tokens(prompt_len: int, wanted: Any, limits: RequestLimits = LIMITS) -> int | None:
@@ -85,8 +84,9 @@ REFUSED_SAMPLING = [
 
 @pytest.mark.parametrize(("name", "value"), REFUSED_SAMPLING)
 def test_an_illegal_sampling_value_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{name}"):
+    with pytest.raises(RequestRejected, match=f"^{name}") as caught:
         message(sampling={name: value})
+    assert caught.value.param == name
 
 
 @pytest.mark.parametrize("name", [*SamplingParams.__struct_fields__, "x" * 9999])
@@ -94,7 +94,7 @@ def test_a_refusal_does_not_send_the_whole_value_back(name: str) -> None:
     for value in ("v" * 10_000, {"k" * 10_000: 5}, [["v" * 10_000]]):
         if name == "stop" and isinstance(value, str):
             value = [*value, 5]
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(RequestRejected) as caught:
             message(sampling={name: value})
         assert len(str(caught.value)) < 800
 
@@ -111,7 +111,7 @@ def test_a_refusal_does_not_send_the_whole_value_back(name: str) -> None:
 )
 def test_a_legal_edge_is_accepted(sampling: dict[str, Any]) -> None:
     if "seed" in sampling:
-        with pytest.raises(ValueError, match="unknown sampling parameter"):
+        with pytest.raises(RequestRejected, match="unknown sampling parameter"):
             message(sampling=sampling)
         return
     message(sampling=sampling)

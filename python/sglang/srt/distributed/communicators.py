@@ -8,9 +8,10 @@ errors: that is done in the name of a group, and a communicator may serve severa
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
@@ -23,13 +24,26 @@ from sglang.srt.distributed.object_channel import ObjectChannel
 __all__ = ["Communicator", "borrow", "forget_all", "give_back"]
 
 
+class Named(Protocol):
+    """A user of a communicator, as an error calls it."""
+
+    group_name: str
+
+
 class Communicator:
     """What one list of ranks talks over. Every rank of the world takes part in making it; on a rank that is
     not in the list ``cpu_group`` is None and nothing can be sent.
+
+    Calls pair with those of the peers in the order in which they come, whatever group they are made for. Two
+    groups in two threads have no common order, and would exchange each other's tensors: ``claim`` refuses
+    that, for as long as both threads live.
     """
 
     def __init__(self, ranks: Sequence[int], backend: str, timeout_s: float) -> None:
         self.users = 0
+        self._lock = threading.Lock()
+        #: Thread -> the group that it used last. Written under the lock.
+        self._used_for: dict[threading.Thread, Named] = {}
         limit = timedelta(seconds=timeout_s)
         cpu_group = device_group = torch.distributed.new_group(list(ranks), backend="gloo", timeout=limit)
         if backend != "gloo":
@@ -48,6 +62,35 @@ class Communicator:
         # A member that has all its links could use them, take them down and be gone while another still makes
         # its own, which would then find a closed connection. So they leave together.
         self.barrier.wait(timeout_s)
+
+    def claim(self, group: Named) -> None:
+        """This thread is about to use it for ``group``. RuntimeError where a thread that lives used it last
+        for another group."""
+        thread = threading.current_thread()
+        if self._used_for.get(thread) is not group:
+            self._turn_to(group, thread)
+
+    def _turn_to(self, group: Named, thread: threading.Thread) -> None:
+        with self._lock:
+            for other, used_for in list(self._used_for.items()):
+                if other is thread:
+                    continue
+                if not other.is_alive():
+                    del self._used_for[other]
+                elif used_for is not group:
+                    raise RuntimeError(
+                        f"group '{group.group_name}' in thread '{thread.name}' shares its communicator with "
+                        f"group '{used_for.group_name}', which thread '{other.name}' uses and may use at the "
+                        "same time; they would exchange each other's tensors. Run the collectives of groups "
+                        f"over the same ranks in one thread, or end thread '{other.name}' first"
+                    )
+            self._used_for[thread] = group
+
+    def forget(self, group: Named) -> None:
+        """The group is given back, so no thread uses it any more."""
+        with self._lock:
+            for thread in [thread for thread, used_for in self._used_for.items() if used_for is group]:
+                del self._used_for[thread]
 
 
 #: (ranks, backend, limit in seconds) -> what stands. All ranks make and destroy groups in the same order, so

@@ -101,6 +101,7 @@ class GroupCoordinator:
         self.device_group = self.cpu_group = None
         vars(self).pop("_talks", None)
         for communicator in vars(self).pop("_borrowed", ()):
+            communicator.forget(self)
             communicators.give_back(communicator)
 
     # -- tensors: over one rank the tensor itself ---------------------------------------------------------
@@ -292,6 +293,7 @@ class GroupCoordinator:
                 f"{operation} over {self.world_size} ranks: this group has no communicator; it was "
                 "destroyed, or made without initialize_model_parallel()"
             )
+        self._talks.claim(self)
         self.calls[operation] += 1
         with self._failing_as(operation, timeout_s, reason):
             yield

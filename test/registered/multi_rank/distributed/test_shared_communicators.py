@@ -6,7 +6,9 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=30, suite="multi-rank-cpu")
 
 import os
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -203,3 +205,60 @@ def test_no_member_leaves_the_making_of_a_group_before_all_are_ready(tmp_path: P
     """A rank that took its groups down at once closed connections under a peer that was still making them,
     which failed one start in ten on a busy machine."""
     run_ranks(build_beside_a_late_rank, world_size=2, folder=str(tmp_path), waits=waits)
+
+
+# -- one order of calls ------------------------------------------------------------------------------------
+
+
+def _in_a_thread(name: str, act: Callable[[], Any]) -> Any:
+    """What `act` gives in a thread of its own, which has ended then; its RuntimeError as text."""
+    answers: list[Any] = []
+
+    def run() -> None:
+        try:
+            answers.append(act())
+        except RuntimeError as error:
+            answers.append(str(error))
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+def use_from_two_threads(rank: int, guarded: bool) -> list[Any]:
+    """What `moe_tp` answers in a thread of its own: before and while the main thread, which lives on, uses
+    `tp` over the same communicator; then `tp` there, and `moe_tp` once `tp` is given back."""
+    _build(rank, {"tp_size": 2})
+    tp, moe_tp = get_parallel().tp_group, get_parallel().moe_tp_group
+
+    def add(group: Any) -> float:
+        return group.all_reduce(torch.ones(1)).item()
+
+    with patch.object(Communicator, "claim", Communicator.claim if guarded else lambda *_: None):
+        answers = [_in_a_thread("early", lambda: add(moe_tp)), add(moe_tp), add(tp)]
+        answers.append(_in_a_thread("late", lambda: add(moe_tp)))
+        answers.append(_in_a_thread("late", lambda: add(tp)))
+        before = Counter(moe_tp.calls)
+        answers.append(_in_a_thread("late", lambda: moe_tp.all_gather_object(rank)))
+        assert (moe_tp.calls == before) is guarded, "a refused call was counted"
+        tp.destroy()
+        answers.append(_in_a_thread("late", lambda: add(moe_tp)))
+    return answers
+
+
+def test_two_groups_of_one_communicator_are_not_used_from_two_threads() -> None:
+    """Their calls have no common order over the ranks: each got sums of the other's tensors, and no error. A
+    thread that has ended has handed over, as has a group that is given back; one group may be used from any
+    thread."""
+    for answers in run_ranks(use_from_two_threads, world_size=2, guarded=True):
+        assert answers[:3] == [2.0] * 3 and answers[4] == answers[6] == 2.0
+        for refused in (answers[3], answers[5]):
+            assert "group 'moe_tp' in thread 'late' shares its communicator with group 'tp'" in refused
+            assert "thread 'MainThread' uses" in refused and "in one thread" in refused
+
+
+def test_nothing_else_stops_two_groups_in_two_threads() -> None:
+    """The twin: without the guard the same calls are taken, which here, one after the other, goes well."""
+    for answers in run_ranks(use_from_two_threads, world_size=2, guarded=False):
+        assert answers == [2.0, 2.0, 2.0, 2.0, 2.0, [0, 1], 2.0]

@@ -58,6 +58,13 @@ class GroupCoordinator:
         group_name: str,
         timeout_s: float = DIST_TIMEOUT_S,
     ) -> None:
+        for ranks in group_ranks:
+            if list(ranks) != sorted(set(ranks)):
+                raise ValueError(
+                    f"group '{group_name}': the ranks of a group must ascend, got {list(ranks)}. The "
+                    "transport sorts them, so a rank would take another seat than the list gives it; pass "
+                    f"{sorted(set(ranks))}"
+                )
         rank = torch.distributed.get_rank()
         mine = [list(ranks) for ranks in group_ranks if rank in ranks]
         if len(mine) != 1:

@@ -270,3 +270,17 @@ def test_a_coordinator_needs_its_rank_in_exactly_one_list(one_rank: Any) -> None
     for groups in ([[1]], [[0], [0]]):
         with pytest.raises(ValueError, match="exactly once"):
             parallel_state.GroupCoordinator(groups, 0, "gloo", group_name="odd")
+
+
+@pytest.mark.parametrize("groups", [[[1, 0]], [[2, 3], [1, 0]], [[0, 0, 1]]])
+def test_ranks_that_do_not_ascend_are_refused_before_anything_is_built(groups: list[list[int]]) -> None:
+    """The transport sorts them, so that each rank waited for a peer in another seat and reported it dead."""
+    with (
+        patch("torch.distributed.get_rank", return_value=0),
+        patch("torch.distributed.new_group", side_effect=AssertionError("a group was built")) as made,
+    ):
+        with pytest.raises(ValueError, match=r"group 'odd': .* must ascend, got \[.*pass \[0, 1\]"):
+            parallel_state.GroupCoordinator(groups, 0, "gloo", group_name="odd")
+        assert made.call_count == 0
+        with pytest.raises(AssertionError, match="was built"):  # the twin: in order it comes as far as that
+            parallel_state.GroupCoordinator([[0, 1], [2, 3]], 0, "gloo", group_name="odd")

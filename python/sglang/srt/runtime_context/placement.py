@@ -7,6 +7,7 @@ not import torch, build a group or change anything.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sglang.srt.arg_groups.fields import LEAVES
@@ -86,6 +87,8 @@ def _logged(name: str, value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """What msgpack and JSON carry as it is; anything else as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

@@ -94,3 +94,16 @@ def test_values_without_a_plain_form_are_shown_as_text(value: Any) -> None:
     get_context().override("a test", max_prefill_tokens=value)
     (entry,) = override_log_of(get_context())
     assert entry["after"] == repr(value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1.5, float("-inf")], {"a": float("nan")}])
+def test_a_number_that_json_cannot_carry_is_shown_as_text(value: Any) -> None:
+    """`NaN` is no JSON: a strict reader refused the whole of /placement for one logged value."""
+    _publish(world_rank=0)
+    get_context().override("a test", max_prefill_tokens=value)
+    with get_parallel().override(dist_timeout=value):
+        shown = [override_log_of(get_context()), placement_of(get_context())]
+    assert shown == json.loads(json.dumps(shown, allow_nan=False))
+    assert any(word in str(shown[0][0]["after"]) for word in ("nan", "inf"))
+    with pytest.raises(ValueError, match="Out of range"):  # the twin: what it was shown as before
+        json.dumps(value, allow_nan=False)

@@ -50,10 +50,15 @@ class ScopeStack:
 
     def close(self, scope: Scope) -> None:
         with self._lock:
-            if self._open[-1] is scope:
+            if self._open and self._open[-1] is scope:
                 self._open.pop()
                 _put_back(self._values, scope)
                 return
+            if scope not in self._open:
+                raise RuntimeError(
+                    f"{self.place}: the scope that states {scope.described()} closes and is not open: it was "
+                    "closed before, or never entered; write `with ...:`, which enters and closes it once"
+                )
             later = self._take_out(scope)
         raise RuntimeError(
             f"{self.place}: the scope that states {scope.described()} closes before the scope opened after "
@@ -137,20 +142,29 @@ def scope_function(
 
 
 class _Block:
-    __slots__ = ("_entered", "_manager", "_name")
+    __slots__ = ("_entered", "_manager", "_name", "_open")
 
     def __init__(self, name: str, manager: AbstractContextManager[None]) -> None:
-        self._entered = False
+        self._entered = self._open = False
         self._name = name
         self._manager = manager
 
     def __enter__(self) -> None:
+        if self._entered:
+            raise RuntimeError(f"{self._name}(...) was entered before; make another")
         self._entered = True
         self._manager.__enter__()
+        self._open = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        if not self._open:  # the generator would run its body now, and state what nobody closes
+            raise RuntimeError(
+                f"{self._name}(...) closes and is not open: it was closed before, or never entered; write "
+                "`with ...:`, which enters and closes it once"
+            )
+        self._open = False
         return self._manager.__exit__(kind, error, trace)
 
     def __del__(self) -> None:

@@ -214,3 +214,28 @@ def test_a_scope_is_entered_once() -> None:
         with pytest.raises(RuntimeError, match=r"nccl_port .*was entered before; make another"):
             scope.__enter__()
     assert get_parallel()._overrides == {}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_scope_that_is_not_open_cannot_be_closed_and_the_error_names_it(place: str) -> None:
+    """It was an IndexError or a ValueError of the list inside; a block that nobody had entered stated its
+    names for ever."""
+    state, read = PLACES[place]
+    before, closed, fresh = read(), state(1), state(2)
+    name = {"parallel": "nccl_port", "bag": "page_size", "flags": "hidden_size", "forward": "scoped"}[place]
+    with closed:
+        assert read() == 1  # the twin: an open scope is closed without a word
+    for scope in (closed, fresh):
+        for others in (0, 1):
+            with ExitStack() as stack:
+                for _ in range(others):
+                    stack.enter_context(state(3))
+                held = read()
+                with pytest.raises(RuntimeError, match=rf"{name}.* closes and is not open"):
+                    scope.__exit__(None, None, None)
+                assert read() == held
+    with pytest.raises(RuntimeError, match=rf"{name}.* was entered before; make another"):
+        closed.__enter__()
+    assert read() == before
+    with fresh:
+        assert read() == 2

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from sglang.srt.arg_groups.fields import DERIVED, LEAVES, NAMESPACES
 from sglang.srt.arg_groups.overrides import resolution_result
-from sglang.srt.runtime_context.scopes import Scope, ScopeStack
+from sglang.srt.runtime_context.scopes import Scope, ScopeStack, refuse_copy
 from sglang.srt.runtime_context.widths import published_widths
 
 __all__ = ["PARALLEL", "TOP_NAMESPACES", "Bag", "build_bags", "namespace_of", "project"]
@@ -51,6 +51,10 @@ class Bag:
     def __repr__(self) -> str:
         leaves = ", ".join(f"{name}={value!r}" for name, value in self.values().items())
         return f"Bag({self._namespace}, {leaves})"
+
+    def __reduce__(self) -> NoReturn:
+        top, dot, rest = self._namespace.partition(".")
+        refuse_copy(f"the published namespace '{self._namespace}'", f"get_{top}(){dot}{rest}")
 
     def values(self) -> dict[str, Any]:
         """The leaves of this namespace, without its parts."""

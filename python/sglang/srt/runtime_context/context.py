@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sglang.srt.platforms.device import make_stream
 from sglang.srt.runtime_context.bags import PARALLEL, Bag, namespace_of
@@ -23,6 +23,7 @@ from sglang.srt.runtime_context.publication import (
 )
 from sglang.srt.runtime_context.resources import Resources
 from sglang.srt.runtime_context.scoped_args import ServerArgsOverride
+from sglang.srt.runtime_context.scopes import refuse_copy
 from sglang.srt.runtime_context.widths import runs_attention_dp
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class RuntimeContext:
         self.forward = ForwardFlags()
         self.resources = Resources()
         self.publication: Publication | None = None
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy("RuntimeContext", "get_context()")
 
     # -- the publication ----------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ configuration: what the operator or resolution decided is in the bags.
 from __future__ import annotations
 
 import difflib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
-from sglang.srt.runtime_context.scopes import Scope, ScopeStack
+from sglang.srt.runtime_context.scopes import Scope, ScopeStack, refuse_copy
 
 __all__ = ["CaptureFlags", "DpFlags", "FlagGroupBase", "Flags", "MoeFlags"]
 
@@ -19,6 +19,7 @@ class FlagGroupBase:
     written."""
 
     _leaves: ClassVar[dict[str, Any]] = {}
+    _accessor: ClassVar[str] = "get_flags()"
     _scopes: ScopeStack
 
     def __init_subclass__(cls) -> None:
@@ -35,6 +36,9 @@ class FlagGroupBase:
         if name not in self._leaves:
             raise AttributeError(f"{type(self).__name__} declares no '{name}'{self._near(name)}")
         object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(type(self).__name__, self._accessor)
 
     def values(self) -> dict[str, Any]:
         """Every leaf with its present value."""
@@ -118,6 +122,9 @@ class Flags:
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Flags takes no '{name}': write a leaf of get_flags().capture, .moe or .dp")
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy("Flags", "get_flags()")
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """All leaves of all groups, for ``restore``."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
-from sglang.srt.runtime_context.scopes import Scope, ScopeStack, scope_function
+from sglang.srt.runtime_context.scopes import Scope, ScopeStack, refuse_copy, scope_function
 
 __all__ = ["ForwardFlags"]
 
@@ -80,6 +80,9 @@ class ForwardFlags:
         raise AttributeError(
             f"forward flags are not assigned: use scoped({name}=...) for a block or set({name!r}, ...)"
         )
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy("ForwardFlags", "get_forward()")
 
     def set(self, name: str, value: Any) -> None:
         """Write one flag until the next write or reset."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sglang.srt.runtime_context.flags import FlagGroupBase
 
@@ -35,6 +35,8 @@ class DeepEPState:
 
 class Resources(FlagGroupBase):
     """One slot per handle; ``override`` swaps some for the length of a block."""
+
+    _accessor: ClassVar[str] = "get_resources()"
 
     graph_memory_pool: Any = None
     expert_distribution_recorder: Any = None

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
-__all__ = ["Scope", "ScopeStack", "scope_function"]
+__all__ = ["Scope", "ScopeStack", "refuse_copy", "scope_function"]
 
 P = ParamSpec("P")
 
@@ -177,6 +177,14 @@ def _warn_never_entered(what: str) -> None:
         f"{what} was made and never entered, so it stated nothing: write `with ...:`",
         RuntimeWarning,
         stacklevel=3,
+    )
+
+
+def refuse_copy(what: str, accessor: str) -> NoReturn:
+    """TypeError for `copy` and `pickle`: the copy would hold the scopes of the original, and write there."""
+    raise TypeError(
+        f"{what} belongs to its process and is not copied or pickled: a copy would write into the original. "
+        f"Ask {accessor} wherever it is needed; another process publishes the record and asks its own"
     )
 
 

@@ -5,7 +5,10 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="unit-cpu")
 
+import copy
+import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -14,14 +17,20 @@ import torch
 
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import (
+    Bag,
     _FlagGroupBase,
     get_context,
+    get_exec,
     get_flags,
     get_forward,
+    get_parallel,
     get_resources,
+    get_schedule,
+    publish,
     reset_context,
 )
 from sglang.srt.runtime_context.forward import _GRAPH_VISIBLE, _LOCAL
+from sglang.srt.server_args import ServerArgs
 
 
 class _Base(_FlagGroupBase):
@@ -165,3 +174,49 @@ def test_two_resource_objects_share_no_dictionary() -> None:
     first.streams["a"] = object()
     reset_context()
     assert get_resources() is not first and get_resources().streams == {}
+
+
+# -- one of each in a process ------------------------------------------------------------------------------
+
+#: How to reach each part of the context -> what an error tells to ask instead of a copy.
+PARTS: dict[str, Callable[[], Any]] = {
+    "get_context()": get_context,
+    "get_schedule()": get_schedule,
+    "get_exec().kernel": lambda: get_exec().kernel,
+    "get_flags()": get_flags,
+    "get_flags() ": lambda: get_flags().capture,
+    "get_flags()  ": lambda: get_flags().dp,
+    "get_flags()   ": lambda: get_flags().moe,
+    "get_forward()": get_forward,
+    "get_resources()": get_resources,
+}
+
+
+@pytest.mark.parametrize("carry", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("accessor", PARTS)
+def test_a_part_of_the_context_is_not_copied_and_the_error_says_whom_to_ask(
+    accessor: str, carry: Callable[[Any], Any]
+) -> None:
+    """An override of the copy was written into the original; a deep copy failed over a lock, or a slot."""
+    publish(ServerArgs(model_path="dummy"), role="test")
+    with pytest.raises(TypeError) as caught:
+        carry(PARTS[accessor]())
+    assert f"Ask {accessor.strip()} wherever" in str(caught.value)
+
+
+def test_every_part_that_holds_scopes_is_among_those_that_refuse_a_copy() -> None:
+    publish(ServerArgs(model_path="dummy"), role="test")
+    tried = {type(reach()) for reach in PARTS.values()}
+    context = get_context()
+    parts = [*vars(context).values(), context.flags.dp, context.flags.moe, context.flags.capture]
+    holders = {type(part) for part in parts if hasattr(part, "_scopes")} - {type(get_parallel())}
+    assert holders <= tried and len(holders) == 5
+
+
+def test_a_copy_that_is_let_through_writes_into_the_original() -> None:
+    """The twin: with the refusal taken out, the bug is there."""
+    publish(ServerArgs(model_path="dummy"), role="test")
+    with patch.object(Bag, "__reduce__", object.__reduce__):
+        twin = copy.copy(get_schedule())
+        with twin.override(max_prefill_tokens=77):
+            assert get_schedule().max_prefill_tokens == 77

@@ -155,8 +155,8 @@ def initialize_model_parallel() -> None:
         raise RuntimeError(
             f"groups stand already ({', '.join(standing)}); call destroy_model_parallel() first"
         )
-    get_parallel().refuse_open_scope("initialize_model_parallel()")
-    sizes = _published_sizes()
+    with get_parallel().no_scope_open("initialize_model_parallel()"):
+        sizes = _published_sizes()
     world_size = torch.distributed.get_world_size()
     if sizes.offset + sizes.ranks != world_size:
         raise ValueError(

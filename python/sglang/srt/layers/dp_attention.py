@@ -61,11 +61,11 @@ def initialize_dp_attention(*, hidden_size: int, dtype: torch.dtype, device: tor
     replica of a draft's placement would stay for good.
     """
     parallel = get_parallel()
-    parallel.refuse_open_scope("initialize_dp_attention()")
-    ranks = derive_attention_ranks(
-        tp_rank=parallel.tp_rank, attn_tp_size=parallel.attn_tp_size, attn_cp_size=parallel.attn_cp_size
-    )
-    parallel.override_permanently(attn_dp_rank=ranks.attn_dp_rank)
+    with parallel.no_scope_open("initialize_dp_attention()"):
+        ranks = derive_attention_ranks(
+            tp_rank=parallel.tp_rank, attn_tp_size=parallel.attn_tp_size, attn_cp_size=parallel.attn_cp_size
+        )
+        parallel.override_permanently(attn_dp_rank=ranks.attn_dp_rank)
     _DpGatheredBufferWrapper.set_metadata(hidden_size, dtype, device)
 
 

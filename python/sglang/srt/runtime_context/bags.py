@@ -8,7 +8,7 @@ block.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from sglang.srt.arg_groups.fields import DERIVED, LEAVES, NAMESPACES
@@ -62,14 +62,22 @@ class Bag:
 
     def write(self, name: str, value: Any) -> Any:
         """Replace one leaf for good and return what it was; refused while an open scope states it."""
-        if self._scopes.states(name):
-            raise RuntimeError(
-                f"{self._namespace}.{name} is stated by an open scope, "
-                "which would drop this write when it closes"
-            )
-        before = self.__dict__[name]
-        self.__dict__[name] = value
-        return before
+        with self._scopes.still():
+            if self._scopes.states(name):
+                raise RuntimeError(
+                    f"{self._namespace}.{name} is stated by an open scope, "
+                    "which would drop this write when it closes"
+                )
+            before = self.__dict__[name]
+            self.__dict__[name] = value
+            return before
+
+    def scope_stacks(self) -> Iterator[ScopeStack]:
+        """Where scopes of this namespace and of its parts are kept."""
+        yield self._scopes
+        for part in self.__dict__.values():
+            if isinstance(part, Bag):
+                yield from part.scope_stacks()
 
     def override(self, **leaves: Any) -> Scope:
         """State leaves of this namespace for the length of a block; all names are checked first."""

@@ -7,7 +7,8 @@ import torch, ``distributed`` or anything under ``srt/utils``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sglang.srt.platforms.device import make_stream
@@ -67,7 +68,7 @@ class RuntimeContext:
     """What is in force in this process: the publication, the placement, the runtime state, the handles."""
 
     def __init__(self) -> None:
-        self.parallel = ParallelContext(stamp_changed=self._follow_stamp)
+        self.parallel: ParallelContext = ParallelContext(around_stamp=self._follow_stamp)
         self.flags = Flags()
         self.forward = ForwardFlags()
         self.resources = Resources()
@@ -94,10 +95,23 @@ class RuntimeContext:
         self.publish(record, role=None, ranks=None)
 
     def publish(self, record: Any, *, role: str | None, ranks: SpawnRanks | None) -> None:
-        """Build and check a publication, then put it in force. RuntimeError inside a parallel scope, whose
-        names would go on answering for a record that it was not made for."""
-        self.parallel.refuse_open_scope("publish")
-        self.install(build_publication(record, role=role, ranks=ranks))
+        """Build and check a publication, then put it in force. RuntimeError inside a scope of placement,
+        flags or namespaces, whose names would go on answering for a record that it was not made for, or be
+        dropped with the record that they were stated on. No other thread opens one meanwhile."""
+        with self._no_scope_open("publish"):
+            self.install(build_publication(record, role=role, ranks=ranks))
+
+    @contextmanager
+    def _no_scope_open(self, act: str) -> Iterator[None]:
+        # Placement first, as a stamp does: two orders of taking the locks would wait for each other.
+        stacks = self.flags.scope_stacks()
+        for bag in () if self.publication is None else self.publication.bags.values():
+            stacks += bag.scope_stacks()
+        with ExitStack() as held:
+            held.enter_context(self.parallel.no_scope_open(act))
+            for stack in stacks:
+                held.enter_context(stack.closed(act))
+            yield
 
     def install(self, publication: Publication | None) -> None:
         """Put a publication (or none) in force whole. Checks nothing: it was checked when it was built."""
@@ -109,9 +123,15 @@ class RuntimeContext:
             for (group, leaf), value in publication.seeds.items():
                 setattr(getattr(self.flags, group), leaf, value)
 
-    def _follow_stamp(self, names: set[str]) -> None:
-        """`flags.dp.enabled` follows the width it is seeded from, where that is stamped or unstamped."""
-        if "attn_dp_size" in names:
+    @contextmanager
+    def _follow_stamp(self, act: str, names: set[str]) -> Iterator[None]:
+        """Around the write of a stamp: `flags.dp.enabled` follows the width it is seeded from, where that is
+        stamped or unstamped. RuntimeError inside a scope of these flags, which would take that back."""
+        if "attn_dp_size" not in names:
+            yield
+            return
+        with self.flags.dp._scopes.closed(f"{act} of attn_dp_size, which sets get_flags().dp.enabled,"):
+            yield
             self.flags.dp.enabled = runs_attention_dp(self.parallel.settled())
 
     def namespace(self, name: str) -> Any:

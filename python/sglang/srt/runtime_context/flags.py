@@ -126,6 +126,10 @@ class Flags:
     def __reduce__(self) -> NoReturn:
         refuse_copy("Flags", "get_flags()")
 
+    def scope_stacks(self) -> list[ScopeStack]:
+        """Where scopes of the groups are kept."""
+        return [group._scopes for group in (self.capture, self.moe, self.dp)]
+
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """All leaves of all groups, for ``restore``."""
         return {"capture": self.capture.values(), "moe": self.moe.values(), "dp": self.dp.values()}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,12 +40,12 @@ class ParallelContext(ParallelNames):
     """
 
     __slots__ = (
+        "_around_stamp",
         "_config",
         "_layers",
         "_overrides",
         "_scopes",
         "_stamp",
-        "_stamp_changed",
         "_verdicts",
     )
 
@@ -62,15 +63,17 @@ class ParallelContext(ParallelNames):
     #: What scopes were found to fit: stated names -> the live answers that this rests on. Emptied with
     #: ``_layers``.
     _verdicts: dict[object, dict[str, Any]]
-    #: Told the names of a stamp that was written or dropped.
-    _stamp_changed: Callable[[set[str]], None] | None
+    #: Entered around the write of a stamp, with the act and the names that are written or dropped.
+    _around_stamp: Callable[[str, set[str]], AbstractContextManager[None]] | None
 
-    def __init__(self, *, stamp_changed: Callable[[set[str]], None] | None = None) -> None:
+    def __init__(
+        self, *, around_stamp: Callable[[str, set[str]], AbstractContextManager[None]] | None = None
+    ) -> None:
         overrides: dict[str, Any] = {}
         for slot, value in (
             ("_overrides", overrides),
             ("_scopes", ScopeStack("get_parallel()", overrides)),
-            ("_stamp_changed", stamp_changed),
+            ("_around_stamp", around_stamp),
         ):
             object.__setattr__(self, slot, value)
         self.put(None, {})
@@ -114,29 +117,38 @@ class ParallelContext(ParallelNames):
         stamp would be checked against widths that end with the scope.
         """
         _refuse_unknown(names)
-        hidden = sorted(names.keys() & self._overrides.keys())
-        if hidden:
-            raise RuntimeError(
-                f"an open parallel scope states {', '.join(hidden)}, so a stamp of it would be hidden until "
-                "the scope closes; stamp it outside"
-            )
-        stamp = {**self._stamp, **names}
-        self._check("stamp", stated={}, stamp=stamp, groups=_groups_in(names))
-        if self._overrides:
-            self._check("stamp", stated=self._overrides, stamp=stamp, groups=_groups_in(names))
-        self._stamp.update(names)
-        self._stamped(set(names))
+        with self._scopes.still():
+            hidden = sorted(names.keys() & self._overrides.keys())
+            if hidden:
+                raise RuntimeError(
+                    f"an open parallel scope states {', '.join(hidden)}, so a stamp of it would be hidden "
+                    "until the scope closes; stamp it outside"
+                )
+            stamp = {**self._stamp, **names}
+            self._check("stamp", stated={}, stamp=stamp, groups=_groups_in(names))
+            if self._overrides:
+                self._check("stamp", stated=self._overrides, stamp=stamp, groups=_groups_in(names))
+            with self._stamping("stamp", set(names)):
+                self._stamp.update(names)
 
     def clear_stamp(self) -> None:
-        """Drop every stamp, those of the spawn bundle included."""
-        dropped = set(self._stamp)
-        self._stamp.clear()
-        self._stamped(dropped)
+        """Drop every stamp, those of the spawn bundle included. RuntimeError inside a scope, which was
+        checked together with them."""
+        with self.no_scope_open("clear_stamp()"), self._stamping("clear_stamp()", set(self._stamp)):
+            self._stamp.clear()
 
-    def _stamped(self, names: set[str]) -> None:
-        self._settle()
-        if self._stamp_changed is not None:
-            self._stamp_changed(names)
+    @contextmanager
+    def _stamping(self, act: str, names: set[str]) -> Iterator[None]:
+        with nullcontext() if self._around_stamp is None else self._around_stamp(act, names):
+            yield
+            self._settle()
+
+    @contextmanager
+    def no_scope_open(self, act: str) -> Iterator[None]:
+        """``refuse_open_scope``, and no other thread opens one in this block."""
+        with self._scopes.still():
+            self.refuse_open_scope(act)
+            yield
 
     def refuse_open_scope(self, act: str) -> None:
         """RuntimeError while a scope is open: what ``act`` reads or writes would be the scope's."""

@@ -40,6 +40,25 @@ class ScopeStack:
         """Whether an open scope states the name."""
         return any(name in scope.names for scope in self._open)
 
+    @contextmanager
+    def closed(self, act: str) -> Iterator[None]:
+        """No other thread opens a scope during ``act``. RuntimeError where one is open: it would take back
+        what ``act`` writes, or hide it."""
+        with self._lock:
+            stated = sorted({name for scope in self._open for name in scope.names})
+            if stated:
+                raise RuntimeError(
+                    f"{act} inside an open scope of {self.place}, which states {', '.join(stated)}; close "
+                    "the scope first"
+                )
+            yield
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """No other thread opens or closes a scope in this block."""
+        with self._lock:
+            yield
+
     def open(self, scope: Scope, check: Callable[[dict[str, Any]], None] | None) -> None:
         """Check and state in one step: no other thread states a name in between."""
         with self._lock:

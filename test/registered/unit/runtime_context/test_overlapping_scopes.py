@@ -10,13 +10,28 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import pytest
+import torch
 
 from sglang.srt.distributed.parallel_state import patch_pipeline_parallel_group, patch_tensor_parallel_group
-from sglang.srt.runtime_context import SpawnRanks, get_flags, get_forward, get_parallel, get_schedule, publish
+from sglang.srt.layers import dp_attention
+from sglang.srt.layers.dp_attention import initialize_dp_attention
+from sglang.srt.runtime_context import (
+    ParallelContext,
+    SpawnRanks,
+    get_context,
+    get_exec,
+    get_flags,
+    get_forward,
+    get_parallel,
+    get_schedule,
+    publish,
+)
+from sglang.srt.runtime_context import context as context_module
+from sglang.srt.runtime_context import parallel as parallel_module
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack, scope_function
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_utils import draft_tp_context
@@ -239,3 +254,161 @@ def test_a_scope_that_is_not_open_cannot_be_closed_and_the_error_names_it(place:
     assert read() == before
     with fresh:
         assert read() == 2
+
+
+# -- what is refused while one is open ---------------------------------------------------------------------
+
+#: Scopes over what a publication replaces, or seeds.
+PUBLISHED: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "dp_rank": lambda: get_parallel().override(dp_rank=None),
+    "max_prefill_tokens": lambda: get_schedule().override(max_prefill_tokens=7),
+    "sampling_backend": lambda: get_exec().kernel.override(sampling_backend="pytorch"),
+    "enabled": lambda: get_flags().dp.override(enabled=True),
+    "hidden_size": lambda: get_flags().dp.override(hidden_size=7),
+    "enable_torch_compile": lambda: get_flags().capture.override(enable_torch_compile=True),
+    "tbo_enabled": lambda: get_flags().moe.override(tbo_enabled=True),
+}
+
+PUBLISHING: dict[str, Callable[[], Any]] = {
+    "publish": lambda: publish(ServerArgs(model_path="dummy", tp_size=2), role="test"),
+    "set": lambda: get_context().set_server_args(ServerArgs(model_path="dummy", tp_size=2)),
+    "install": lambda: get_context().override_server_args(tp_size=2).install(),
+}
+
+
+def _in_force() -> dict[str, Any]:
+    return {
+        "record": get_context().server_args,
+        "bags": {name: bag.values() for name, bag in get_context().publication.bags.items()},
+        "settled": dict(get_parallel().settled()),
+        "flags": get_flags().snapshot(),
+    }
+
+
+@pytest.mark.parametrize("act", PUBLISHING)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_publishing_is_refused_inside_any_scope_over_what_it_replaces(name: str, act: str) -> None:
+    """A scope that closed afterwards put a seeded flag back to what the old record said, for good; one of a
+    namespace lost its value with the namespace."""
+    before = _in_force()
+    with PUBLISHED[name]():
+        inside = _in_force()
+        with pytest.raises(RuntimeError, match=rf"publish inside an open .*states {name}; close the scope"):
+            PUBLISHING[act]()
+        assert _in_force() == inside
+    assert _in_force() == before
+    PUBLISHING[act]()  # the twin: outside it goes through
+    assert get_parallel().tp_size == 2
+
+
+def test_forward_flags_may_be_stated_while_a_record_is_published() -> None:
+    """A publication neither reads nor writes them, so there is nothing to refuse."""
+    with get_forward().scoped(dp_max_padding=True, multi_stream=True):
+        PUBLISHING["publish"]()
+        assert get_forward().dp_max_padding and get_forward().multi_stream
+    assert not get_forward().dp_max_padding
+
+
+@pytest.mark.parametrize("flag", [{"enabled": True}, {"hidden_size": 7}])
+def test_a_stamp_that_sets_a_flag_is_refused_inside_a_scope_of_these_flags(flag: dict[str, Any]) -> None:
+    record = ServerArgs(model_path="dummy", tp_size=2, dp_size=2, enable_dp_attention=True)
+    publish(record, role="scheduler", ranks=SpawnRanks())
+    parallel, one_replica = get_parallel(), {"attn_dp_size": 1, "attn_tp_size": 2}
+    with get_flags().dp.override(**flag):
+        before = _in_force()
+        with pytest.raises(RuntimeError, match=r"stamp of attn_dp_size, which sets .*states"):
+            parallel.override_permanently(**one_replica)
+        assert _in_force() == before and "attn_dp_size" not in parallel._stamp
+        parallel.override_permanently(dp_rank=1)  # sets no flag
+    assert get_flags().dp.enabled
+    parallel.override_permanently(**one_replica)
+    assert not get_flags().dp.enabled
+    with get_flags().dp.override(**flag):
+        with pytest.raises(RuntimeError, match=r"clear_stamp\(\) of attn_dp_size, which sets .*states"):
+            parallel.clear_stamp()
+        assert parallel.attn_dp_size == 1
+    parallel.clear_stamp()
+    assert get_flags().dp.enabled
+
+
+def test_stamps_are_not_dropped_under_a_scope_that_was_checked_with_them() -> None:
+    parallel = get_parallel()
+    with parallel.override(nccl_port=1):
+        with pytest.raises(RuntimeError, match=r"clear_stamp\(\) inside an open parallel scope, .*nccl_port"):
+            parallel.clear_stamp()
+        assert parallel.dp_rank is None
+    parallel.clear_stamp()
+    with pytest.raises(RuntimeError, match="rank bundle"):
+        _ = parallel.dp_rank
+
+
+# -- nobody comes in between -------------------------------------------------------------------------------
+
+
+#: What must not be parted by a scope of another thread -> a step in its middle.
+IN_ONE: dict[str, tuple[Callable[[], Any], tuple[Any, str]]] = {
+    "publish": (PUBLISHING["publish"], (context_module, "build_publication")),
+    "stamp": (
+        lambda: get_parallel().override_permanently(nccl_port=1),
+        (parallel_module, "validate_parallel"),
+    ),
+    "clear": (lambda: get_parallel().clear_stamp(), (ParallelContext, "_settle")),
+    "write": (lambda: get_context().override("a test", page_size=2), (ScopeStack, "states")),
+    "replica": (
+        lambda: initialize_dp_attention(hidden_size=1, dtype=torch.float32, device=torch.device("cpu")),
+        (dp_attention, "derive_attention_ranks"),
+    ),
+}
+
+#: Whose scopes each act excludes; a write only those of the namespace that it goes to.
+EXCLUDED = {"publish": PLACES.keys() - {"forward"}, "write": {"bag"}}
+
+
+def _free() -> set[str]:
+    """The places in which another thread could open a scope now."""
+    stacks = {
+        "parallel": get_parallel()._scopes,
+        "bag": get_schedule()._scopes,
+        "flags": get_flags().dp._scopes,
+        "forward": get_forward()._scopes,
+    }
+    free: set[str] = set()
+
+    def probe() -> None:
+        for place, stack in stacks.items():
+            if stack._lock.acquire(blocking=False):
+                stack._lock.release()
+                free.add(place)
+
+    other = threading.Thread(target=probe)
+    other.start()
+    other.join(60)
+    return free
+
+
+@pytest.mark.parametrize("name", IN_ONE)
+def test_no_other_thread_opens_a_scope_between_the_check_and_the_write(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scope was checked against what was about to be replaced, and then stood over what replaced it."""
+    act, (owner, step) = IN_ONE[name]
+    real = getattr(owner, step)
+    seen: list[set[str]] = []
+
+    def held_up(*args: Any, **named: Any) -> Any:
+        seen.append(_free())
+        return real(*args, **named)
+
+    assert _free() == PLACES.keys()
+    monkeypatch.setattr(owner, step, held_up)
+    act()
+    assert PLACES.keys() - seen[-1] == EXCLUDED.get(name, {"parallel"})
+    assert _free() == PLACES.keys(), "a lock was kept"
+
+
+def test_the_probe_sees_an_act_that_takes_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin."""
+    for method in ("closed", "still"):
+        monkeypatch.setattr(ScopeStack, method, lambda *_: nullcontext())
+    with pytest.raises(AssertionError):
+        test_no_other_thread_opens_a_scope_between_the_check_and_the_write("publish", monkeypatch)

@@ -30,6 +30,7 @@ _TEMPLATE_FAULTS = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RuntimeError,
     TypeError,
     ValueError,
@@ -66,7 +67,7 @@ def render_chat(
             }
         )
     except _TEMPLATE_FAULTS as error:
-        raise ValueError(f"the chat template does not accept these messages: {error}") from error
+        raise ValueError(f"the chat template does not accept these messages: {_cause(error)}") from error
     if not continue_final_message:
         return text
     end = text.rfind(_END_MARK)
@@ -142,7 +143,14 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def _not_compiled(error: Exception) -> ValueError:
-    return ValueError(f"the chat template cannot be compiled: {error}")
+    return ValueError(f"the chat template cannot be compiled: {_cause(error)}")
+
+
+def _cause(error: BaseException) -> str:
+    """What an error says; Python raises some without a word."""
+    if isinstance(error, MemoryError):
+        return f"it asks for more memory than there is ({type(error).__name__})"
+    return str(error) or type(error).__name__
 
 
 @functools.lru_cache(maxsize=1)

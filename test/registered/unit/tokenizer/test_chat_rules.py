@@ -28,6 +28,7 @@ RAG, SHORT = {"name": "rag", "template": "{{ 1 }}"}, {"name": "short", "template
         ),
         ("{{ 1 }}", "WARNING", "it writes no text of role user, system, assistant, tool"),
         ("{% for m in messages %}", "WARNING", "cannot be compiled: "),
+        ("{{ 'a' * 1000000000000000000 }}", "WARNING", "asks for more memory than there is (MemoryError)"),
         ([RAG, SHORT], "WARNING", "No chats: this model brings the chat templates 'rag', 'short' and none"),
         (None, "WARNING", "No chats: this model has no chat template; start the server with --chat-template"),
     ],

@@ -80,6 +80,7 @@ def test_messages_cannot_be_replaced_by_a_variable():
         ("{{ messages[5].content.x }}", "no element 5"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ nope() }}", "'nope' is undefined"),
+        ("{{ 'a' * 1000000000000000000 }}", "asks for more memory than there is"),
     ],
 )
 def test_what_a_template_raises_is_the_callers_error(template, message):

@@ -241,6 +241,7 @@ def test_a_role_that_is_heard_after_all_or_says_nothing_is_served():
         "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ cycler().next() }}",
+        "{{ 'a' * 1000000000000000000 }}",
     ],
 )
 def test_whatever_a_template_raises_is_400(template):

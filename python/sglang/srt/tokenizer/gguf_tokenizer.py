@@ -206,4 +206,9 @@ def _chat_templates(header: GGUFHeader) -> dict[str, str]:
             templates[DEFAULT_TEMPLATE] = header.require(name, str)
         elif name.startswith(key + "."):
             templates[name.removeprefix(key + ".")] = header.require(name, str)
+    if key in header.metadata and f"{key}.{DEFAULT_TEMPLATE}" in header.metadata:
+        raise ValueError(
+            f"{header.path}: {key} and {key}.{DEFAULT_TEMPLATE} are both the chat template "
+            f"{DEFAULT_TEMPLATE!r}, and which one is meant cannot be known; remove one of them"
+        )
     return templates

@@ -115,36 +115,49 @@ def _mark_special(backend: tokenizers.Tokenizer, special_tokens: dict[str, str])
 def _chat_templates(folder: pathlib.Path, config: dict[str, Any]) -> dict[str, str]:
     """Templates by name; the file of its own wins over the config."""
     templates: dict[str, str] = {}
-    value = config.get("chat_template")
+    value, source = config.get("chat_template"), folder / "tokenizer_config.json"
     if value is None:
-        value = _read_if_there(folder / "chat_template.json").get("chat_template")
+        source = folder / "chat_template.json"
+        value = _read_if_there(source).get("chat_template")
     if isinstance(value, str):
         templates[DEFAULT_TEMPLATE] = value
     elif isinstance(value, list):
-        templates.update(_named_templates(value, folder))
+        templates.update(_named_templates(value, source))
     elif value is not None:
         raise ValueError(
-            f"{folder}: chat_template is a {type(value).__name__}; it must be a text, or a list of objects "
+            f"{source}: chat_template is a {type(value).__name__}; it must be a text, or a list of objects "
             f"with name and template"
         )
     file = folder / "chat_template.jinja"
     if file.is_file():
         templates[DEFAULT_TEMPLATE] = _read_text(file)
     for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        if extra.stem == DEFAULT_TEMPLATE and file.is_file():
+            raise ValueError(
+                f"{folder}: {file.name} and additional_chat_templates/{extra.name} both hold the chat "
+                f"template {DEFAULT_TEMPLATE!r}; remove one of them"
+            )
         templates[extra.stem] = _read_text(extra)
     return templates
 
 
-def _named_templates(rows: list[Any], folder: pathlib.Path) -> dict[str, str]:
+def _named_templates(rows: list[Any], source: pathlib.Path) -> dict[str, str]:
     """Older files write several templates as rows."""
+    templates: dict[str, str] = {}
     for row in rows:
         words = (row.get("name"), row.get("template")) if isinstance(row, dict) else (None,)
         if not all(isinstance(word, str) for word in words):
             raise ValueError(
-                f"{folder}: a row of chat_template must be an object with the texts name and template, "
+                f"{source}: a row of chat_template must be an object with the texts name and template, "
                 f"got {str(row)[:80]}"
             )
-    return {row["name"]: row["template"] for row in rows}
+        if row["name"] in templates:
+            raise ValueError(
+                f"{source}: two rows of chat_template have the name {row['name']!r}, and which one is meant "
+                f"cannot be known; remove or rename one of them"
+            )
+        templates[row["name"]] = row["template"]
+    return templates
 
 
 def _read_text(file: pathlib.Path) -> str:

@@ -58,6 +58,48 @@ def test_named_templates_of_a_gguf_file_are_chosen_the_same_way(tmp_path, monkey
         load_tokenizer(file).apply_chat_template(CHAT)
 
 
+def test_two_templates_of_one_name_are_refused_with_the_file(tmp_path):
+    """The last one won without a word, and whoever wrote the first looks for it in the prompts."""
+    folder = folder_with(tmp_path, ("default", RAG), ("default", SHORT))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: two rows .* the name 'default'.* remove"):
+        load_tokenizer(folder)
+    file = folder / "tokenizer_config.json"
+    rows = json.loads(file.read_text()).pop("chat_template")
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": rows}))
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"chat_template\.json: two rows of chat_template have the name"):
+        load_tokenizer(folder)
+
+
+def test_two_files_of_the_default_template_are_refused_and_one_is_served(tmp_path):
+    folder = folder_with(tmp_path, ("rag", RAG))
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("default", "rag"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(SHORT)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.apply_chat_template(CHAT) == "short hi", "files win over the rows of the config"
+    (folder / "chat_template.jinja").write_text(RAG)
+    with pytest.raises(
+        ValueError, match=r"chat_template\.jinja and additional_chat_templates/default\.jinja"
+    ):
+        load_tokenizer(folder)
+
+
+def test_two_default_templates_of_a_gguf_file_are_refused(tmp_path, monkeypatch):
+    put = gguf.GGUFWriter.add_string
+    second = {"tokenizer.chat_template": "tokenizer.chat_template.default"}
+
+    def put_twice(self, key, value):
+        put(self, key, value)
+        if key in second:
+            put(self, second[key], SHORT)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_string", put_twice)
+    file = write_tiny_gguf(write_tiny_model(tmp_path / "m", num_layers=1, vocab_size=300))
+    with pytest.raises(ValueError, match=r"\.gguf: tokenizer\.chat_template and .*\.default are both"):
+        load_tokenizer(file)
+
+
 def test_a_name_that_the_model_does_not_bring_is_refused_with_those_it_does(tmp_path):
     with pytest.raises(ValueError, match=r"'rga' is no file; .*\(it brings 'rag', 'short'\)"):
         load_tokenizer(folder_with(tmp_path, ("rag", RAG), ("short", SHORT)), chat_template="rga")

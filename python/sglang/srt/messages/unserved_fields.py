@@ -87,12 +87,15 @@ REFUSED: dict[str, Refused] = {
             "guided_decoding_backend",
             "guided_whitespace_pattern",
             "grammar",
+            "grammar_lazy",
+            "grammar_triggers",
         ),
         Refused(_STRUCTURED),
     ),
     "tools": Refused(_TOOLS, CHAT),
     "tool_choice": Refused(_TOOLS, CHAT, ("none", "auto")),
     "functions": Refused(_TOOLS, CHAT),
+    "parse_tool_calls": Refused(_TOOLS),
     "function_call": Refused(_TOOLS, CHAT, ("none", "auto")),
     "modalities": Refused(_WRITES_TEXT, CHAT, (["text"],)),
     "audio": Refused(_WRITES_TEXT, CHAT),
@@ -113,9 +116,12 @@ REFUSED: dict[str, Refused] = {
     "enable_thinking": Refused(_TEMPLATE_VARIABLE, CHAT, strict=True),
     "thinking": Refused(_TEMPLATE_VARIABLE, CHAT),
     "system_prompt": Refused("put it into a message of role system, or before the prompt"),
-    "suffix": Refused(
-        "this server has no completion template; put the whole fill-in-the-middle prompt in `prompt`",
-        COMPLETIONS,
+    **dict.fromkeys(
+        ("suffix", "input_prefix", "input_suffix", "input_extra"),
+        Refused(
+            "this server has no completion template; put the whole fill-in-the-middle prompt in `prompt`",
+            COMPLETIONS,
+        ),
     ),
     "truncate_prompt_tokens": Refused(
         "prompts are not cut on request; shorten it, or start the server with --allow-auto-truncate"
@@ -162,6 +168,11 @@ REFUSED: dict[str, Refused] = {
     "repeat_last_n": Refused(
         "penalties look at the whole answer; leave it out, or repeat_penalty with it", harmless=(64, -1)
     ),
+    "penalize_nl": Refused(
+        "penalties look at every token of the answer, newlines too; leave it out",
+        harmless=(True,),
+        strict=True,
+    ),
     "repetition_detection": Refused(
         "answers are not watched for repetitions; use a penalty or a stop string"
     ),
@@ -206,6 +217,11 @@ REFUSED: dict[str, Refused] = {
     "reasoning_format": Refused(
         "no reasoning parser is served: thinking stays in the content", CHAT, ("none", "auto")
     ),
+    "thinking_forced_open": Refused("no reasoning parser is served: thinking stays in the content"),
+    "chat_format": Refused(
+        "answers are not parsed: tool calls and thinking stay in the text; leave it out", harmless=(0,)
+    ),
+    "preserved_tokens": Refused("use skip_special_tokens: false, which shows all special tokens"),
     "response_fields": Refused("answers are always whole; pick the fields yourself"),
     "return_hidden_states": Refused("hidden states are not returned yet; leave it out"),
     "return_routed_experts": Refused("routed experts are not returned yet; leave it out"),
@@ -255,7 +271,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "speculative.n_min": WithoutEffect(_DRAFTS),
     "speculative.p_min": WithoutEffect(_DRAFTS),
     "parallel_tool_calls": WithoutEffect(_NO_TOOLS, CHAT),
-    "parse_tool_calls": WithoutEffect(_NO_TOOLS, CHAT),
     "separate_reasoning": WithoutEffect(_NO_REASONING_PARSER, CHAT),
     "stream_reasoning": WithoutEffect(_NO_REASONING_PARSER, CHAT),
     "length_penalty": WithoutEffect(_NO_BEAMS),

@@ -15,7 +15,7 @@ GREEDY_TEMPERATURE = 1e-6
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How the tokens of one request are drawn and when it ends (SGLang's names and defaults).
 
-    `max_new_tokens=None` means "up to the context length". `top_k=-1` is off. `temperature` below
+    `max_new_tokens=None` means "what context and KV pool leave". `top_k=-1` is off. `temperature` below
     `GREEDY_TEMPERATURE` is greedy. `logit_bias` maps token ids to an additive bias.
     """
 

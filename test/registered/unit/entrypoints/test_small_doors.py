@@ -70,6 +70,8 @@ def test_a_header_that_is_repeated_is_refused_and_not_cut_to_its_first_value() -
         ({"text": "a", "image_data": "x"}, "^image_data: this model reads text only"),
         ({"text": "a", "session_params": {"id": 1}}, "^session_params: sessions are not supported"),
         ({"bad_words": ["a"]}, "^bad_words: words are not banned"),
+        ({"text": "a", "tools": ["x"]}, "^tools: is a field of /v1/chat/completions, and refused there too"),
+        ({"sampling_params": {"suffix": "x"}}, "^suffix: is a field of /v1/completions, and refused there"),
         ({"txet": "a"}, r"^txet: unknown key; did you mean text\?"),
         ({"zzz": 1}, "^zzz: unknown key; known keys are text, "),
         ({"temperature": 0}, "^temperature: unknown key; temperature belongs into sampling_params"),
@@ -105,6 +107,12 @@ def test_a_field_of_another_server_is_400_by_name_or_asks_for_nothing(name: str)
         with pytest.raises(RequestRejected, match=f"^{name}: ") as caught:
             parse_generate(body)
         assert field.reason in str(caught.value) and caught.value.param == name
+
+
+def test_a_field_of_the_openai_routes_that_asks_for_nothing_is_read_over() -> None:
+    nothing = {"tools": [], "tool_choice": "auto", "suffix": "", "parallel_tool_calls": True}
+    obj = parse_generate({"text": "a", **nothing, "sampling_params": {**nothing, "n": 1}})
+    assert obj == GenerateReqInput(text="a", sampling_params={"n": 1})
 
 
 def test_no_field_of_a_native_request_is_listed_as_not_served() -> None:

@@ -10,10 +10,10 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.entrypoints.openai.protocol import PATHS, acting_fields
+from sglang.srt.entrypoints.openai.protocol import PATHS, acting_fields, refused_elsewhere
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.messages.unserved_fields import unserved
+from sglang.srt.messages.unserved_fields import WITHOUT_EFFECT, unserved
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 _KNOWN = GenerateReqInput.__struct_fields__
@@ -53,9 +53,9 @@ def _known_sampling(given: Any) -> Any:
 
 def _refuse_unless_harmless(given: Any, value: Any, known: Sequence[str], where: str) -> None:
     """A key that would be ignored is 400, unless it is one of another dialect that asks for nothing."""
-    refused, idle = unserved("generate")
+    refused = {**refused_elsewhere("generate"), **unserved("generate")[0]}
     key = str(given)  # from Python it may be anything
-    if key in idle or (key in refused and refused[key].allows(value)):
+    if key in WITHOUT_EFFECT or (key in refused and refused[key].allows(value)):
         return
     name = key if len(key) <= 80 else key[:77] + "..."
     why = refused[key].reason if key in refused else f"unknown key; {_hint(key, known)}"

@@ -32,6 +32,7 @@ from sglang.srt.messages.request_fields import (
 )
 from sglang.srt.messages.sampling_fields import MAX_SAMPLES
 from sglang.srt.messages.unserved_fields import (
+    REFUSED,
     WITHOUT_EFFECT,
     Refused,
     Route,
@@ -91,6 +92,7 @@ class Acts:
 
     `check` judges the value; with `sampling` the value goes under that name to `SamplingParams`, which judges
     it. `same_as` is the field that this one is another name of. `parts` are the known keys of an object.
+    `harmless` are values that ask for nothing, so that a route without the field bears them.
     """
 
     doc: str
@@ -98,6 +100,7 @@ class Acts:
     sampling: str | None = None
     same_as: str | None = None
     parts: tuple[str, ...] = ()
+    harmless: tuple[Any, ...] = ()
 
 
 def _sampled(doc: str, native: str) -> Acts:
@@ -237,14 +240,19 @@ class ChatRequest(SharedRequest):
     logprobs: Annotated[bool | None, Acts("Log-probability of every token of the answer.", flag)] = None
     top_logprobs: Annotated[
         int | None,
-        Acts(f"Alternatives for each token, 0 to {MAX_TOP_LOGPROBS}; needs `logprobs`.", _alternatives),
+        Acts(
+            f"Alternatives for each token, 0 to {MAX_TOP_LOGPROBS}; needs `logprobs`.",
+            _alternatives,
+            harmless=(0,),
+        ),
     ] = None
     chat_template_kwargs: Annotated[
         Mapping[str, object] | None,
         Acts("Variables of the chat template, over those of --default-chat-template-kwargs.", json_object),
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, Acts("false: the prompt ends with the last message and opens no answer.", flag)
+        bool | None,
+        Acts("false: the prompt ends with the last message and opens no answer.", flag, harmless=(True,)),
     ] = None
     continue_final_message: Annotated[
         bool | None, Acts("Go on with the last message, which must be the assistant's.", flag)
@@ -281,7 +289,8 @@ def refused_fields(route: Route) -> dict[str, Refused]:
     native_names = {field.sampling: name for name, field in reversed(acting.items()) if field.sampling}
     elsewhere: dict[str, Refused] = {}
     for other, path in PATHS.items():
-        elsewhere |= dict.fromkeys(acting_fields(other), Refused(f"is a field of {path}; post it there"))
+        for name, acts in acting_fields(other).items():
+            elsewhere[name] = Refused(f"is a field of {path}; post it there", harmless=acts.harmless)
     for native in msgspec.structs.fields(GenerateReqInput) + msgspec.structs.fields(SamplingParams):
         own = native_names.get(native.name)
         if own is not None:
@@ -289,8 +298,23 @@ def refused_fields(route: Route) -> dict[str, Refused]:
         else:
             field = Refused("is a field of /generate; post it there", harmless=(native.default,))
             elsewhere.setdefault(native.name, field)
+    elsewhere |= refused_elsewhere(route)
     known = {*acting, *idle}
     return {**{name: field for name, field in elsewhere.items() if name not in known}, **declared}
+
+
+def refused_elsewhere(route: Route) -> dict[str, Refused]:
+    """What only other routes declare as refused: here it is refused with the place where it is known, and the
+    same values ask for nothing. A name that acts on some route is not among them.
+    """
+    acting = {name for other in PATHS for name in acting_fields(other)}
+    found: dict[str, Refused] = {}
+    for name, field in REFUSED.items():
+        if route not in field.routes and name not in acting:
+            places = " and ".join(path for other, path in PATHS.items() if other in field.routes)
+            reason = f"is a field of {places}, and refused there too: {field.reason}"
+            found[name] = dataclasses.replace(field, reason=reason)
+    return found
 
 
 def unknown_fields(route: Route) -> UnknownFields:
@@ -322,7 +346,7 @@ def parse_request(
             if name in not_served:
                 if not not_served[name].allows(value):
                     raise refused(name, f"{not_served[name].reason} (got {shown(value)})")
-            elif name not in WITHOUT_EFFECT or route not in WITHOUT_EFFECT[name].routes:
+            elif name not in WITHOUT_EFFECT:
                 unknown.append(name)
         elif value is not None:
             values[name] = field.check(name, value) if field.check is not None else value

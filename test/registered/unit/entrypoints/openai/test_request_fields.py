@@ -315,6 +315,14 @@ def test_the_id_of_a_request_may_go_by_its_other_name():
         ("completions", "return_logprob", True, "is a field of /generate; post it there"),
         ("completions", "top_logprobs", 3, "is a field of /v1/chat/completions; post it there"),
         ("chat", "prompt", "hi", "is a field of /v1/completions; post it there"),
+        (
+            "completions",
+            "tool_choice",
+            "required",
+            "is a field of /v1/chat/completions, and refused there too: tool calls are not supported yet",
+        ),
+        ("chat", "suffix", "x", "is a field of /v1/completions, and refused there too: this server has no"),
+        ("chat", "input_extra", [{"text": "x"}], "is a field of /v1/completions, and refused there too"),
     ],
 )
 def test_a_field_of_another_route_is_refused_with_its_place(route, name, value, words):
@@ -323,6 +331,82 @@ def test_a_field_of_another_route_is_refused_with_its_place(route, name, value, 
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == name
     assert error["message"].startswith(f"{name}: {words}")
+
+
+ELSEWHERE = [(route, name) for route in ROUTES for name in protocol.refused_elsewhere(route)]
+
+
+@pytest.mark.parametrize("route, name", ELSEWHERE)
+def test_a_field_that_another_route_refuses_is_refused_here_with_its_place(route, name):
+    """`tool_choice: "required"` got a plain completion under 200, and a log line called the name unknown."""
+    declared = REFUSED[name]
+    response = post(ScriptedManager(), ROUTES[route], **{name: ASKS.get(name, "x")})
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == name
+    place = "/v1/completions" if route == "chat" else "/v1/chat/completions"
+    assert (
+        error["message"].startswith(f"{name}: is a field of {place}") and declared.reason in error["message"]
+    )
+    told = []
+    for value in (None, *(() if declared.strict else ("", [], {}, False)), *declared.harmless):
+        assert parse_request(protocol.REQUEST_TYPES[route], {name: value}, told.append) is not None
+    assert told == []
+
+
+def test_what_asks_for_nothing_on_its_own_route_asks_for_nothing_on_another():
+    body = {"top_logprobs": 0, "add_generation_prompt": True, "continue_final_message": False, "messages": []}
+    assert parse_request(CompletionRequest, body) == CompletionRequest()
+    for name in ("top_logprobs", "documents"):
+        with pytest.raises(RequestRejected, match=f"^{name}: is a field of /v1/chat/completions"):
+            parse_request(CompletionRequest, {name: 1})
+
+
+def known_names():
+    """Every name that some route declares, whatever it does with it."""
+    return {*REFUSED, *WITHOUT_EFFECT, *(name for route in ROUTES for name in acting_fields(route))}
+
+
+def untold_names(request_type):
+    """The known names that this route would call unknown in its log."""
+    told = []
+    parse_request(request_type, dict.fromkeys(sorted(known_names())), told.append)
+    return told
+
+
+def test_no_name_of_one_route_is_unknown_to_the_other():
+    assert [untold_names(request_type) for request_type in TYPES] == [[], []]
+
+
+def test_the_twin_of_that_check_finds_what_was_dropped(monkeypatch):
+    """The tables as they were: each route knew its own refusals only."""
+    monkeypatch.setattr(protocol, "refused_elsewhere", lambda route: {})
+    refused_fields.cache_clear()
+    chat, completions = (untold_names(request_type) for request_type in (ChatRequest, CompletionRequest))
+    refused_fields.cache_clear()
+    assert "suffix" in chat and {"tools", "tool_choice", "enable_thinking", "audio"} <= set(completions)
+
+
+@pytest.mark.parametrize(
+    "name, asks, nothing",
+    [
+        ("thinking_forced_open", True, [False]),
+        ("chat_format", 3, [0]),
+        ("parse_tool_calls", True, [False]),
+        ("input_prefix", "a", [""]),
+        ("input_suffix", "b", [""]),
+        ("input_extra", [{"text": "x"}], [[]]),
+        ("grammar_lazy", True, [False]),
+        ("grammar_triggers", ["x"], [[]]),
+        ("preserved_tokens", ["<x>"], [[]]),
+        ("penalize_nl", False, [True]),
+    ],
+)
+def test_fields_of_the_llama_cpp_server_that_change_the_answer_are_refused(name, asks, nothing):
+    for request_type in TYPES:
+        with pytest.raises(RequestRejected, match=f"^{name}: "):
+            parse_request(request_type, {name: asks})
+        for value in (None, *nothing):
+            assert parse_request(request_type, {name: value}) == request_type()
 
 
 def test_every_native_name_is_known_to_the_openai_routes():

@@ -147,6 +147,81 @@ def test_one_part_that_is_read_of_several_would_lose_the_rest(monkeypatch):
     assert forms_of(FIRST_PART).of("user") == "parts"
 
 
+# The last message as parts, the ones before as they come: in no one form are both read.
+MIXED = (
+    "{% for m in messages %}{% if loop.last %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+FIRST_IS_A_STRING = (
+    "{% for m in messages %}{% if loop.first %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}"
+    "{% endfor %}"
+)
+NEITHER = {
+    "last as parts": MIXED,
+    "first as a string": FIRST_IS_A_STRING,
+    "cuts to five": "{% for m in messages %}{{ m.content[:5] }}{% endfor %}",
+    "cuts to thousands": "{% for m in messages %}{{ m.content[:8000] }}{% endfor %}",
+    "cuts what came before": (
+        "{% for m in messages %}{{ m.content if loop.last else m.content | truncate(300) }}{% endfor %}"
+    ),
+    "parts as repr": (
+        "{% for m in messages %}{% for p in m.content if p is mapping %}{{ p }}{% endfor %}{% endfor %}"
+    ),
+    "parts as json": (
+        "{% for m in messages %}{% if m.content is not string %}{{ m.content | tojson(indent=1) }}{% endif %}"
+        "{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEITHER)
+def test_a_template_that_reads_neither_form_is_found(name):
+    """Its prompts held `[{'type': 'text', 'text': 'x'}]`, or the beginning of what was said."""
+    found = forms_of(NEITHER[name])
+    assert found.of("user") == "string" and found.drops("user") and "user" in found.partly
+    assert "writes the text of role user" in found.summary()
+    assert "only in part or not in one form, and a chat that brings some is refused" in found.summary()
+
+
+def test_without_parts_that_show_themselves_their_repr_would_count_as_their_text(monkeypatch):
+    """The trial as it was, planted."""
+    real = content_form._trial_message
+    monkeypatch.setattr(
+        content_form, "_trial_message", lambda role, texts, form, in_part=None: real(role, texts, form)
+    )
+    assert forms_of(NEITHER["parts as json"]).of("user") == "parts"
+    assert forms_of(NEITHER["cuts to five"]).of("user") == "parts"
+
+
+def test_with_one_message_a_chat_or_short_texts_they_would_pass(monkeypatch):
+    monkeypatch.setattr(content_form, "_REPEATED", 1)
+    assert forms_of(NEITHER["cuts to thousands"]).of("user") == "string"
+    assert not forms_of(NEITHER["cuts to thousands"]).drops("user")
+    monkeypatch.setitem(content_form._CHATS, "user", (("user",),))
+    assert forms_of(MIXED).of("user") == "parts"
+
+
+def test_a_filter_that_breaks_lines_keeps_the_text():
+    assert not forms_of("{% for m in messages %}{{ m.content | wordwrap(40) }}{% endfor %}").dropped
+
+
+def test_a_template_that_shows_one_message_of_several_is_served_as_before():
+    """Which message it shows is its own affair; the form is the same for all of them."""
+    for place in (0, -1):
+        assert forms_of("{{ messages[" + str(place) + "].content }}").of("user") == "string"
+        assert not forms_of("{{ messages[" + str(place) + "].content }}").drops("user")
+
+
+def test_whether_a_developer_is_heard_is_found_by_rendering():
+    """A template that has the word in a sentence was taken for one that writes such messages."""
+    body = "{% for m in messages %}{% if m.role in ROLES %}{{ m.content }}{% endif %}{% endfor %}"
+    silent = forms_of("You serve a developer." + body.replace("ROLES", "['user', 'system']"))
+    assert silent.developer is None and not silent.drops("system")
+    heard = forms_of(body.replace("ROLES", "['user', 'developer']"))
+    assert heard.developer == "string" and heard.drops("system") and not heard.drops("developer")
+    assert forms_of(WALK).of("developer") == "parts"
+
+
 def test_a_role_whose_text_is_written_nowhere_is_found():
     heard = "{% if m.role in ('user', 'assistant') %}{{ m.content }}{% endif %}"
     found = forms_of("{% for m in messages %}" + heard + "{% endfor %}")

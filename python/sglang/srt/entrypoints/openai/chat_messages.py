@@ -5,8 +5,9 @@ Read by the chat route. It must not know about sampling or answers, nor add a BO
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sglang.srt.entrypoints.openai.protocol import ChatRequest
 from sglang.srt.messages.errors import RequestRejected, refused
@@ -138,7 +139,9 @@ def prompt_ids(
     template = tokenizer.templates.default
     if template is None:
         raise RequestRejected(tokenizer.templates.why_none())
-    _fit_roles(messages, template)
+    forms = tokenizer.templates.forms(template)
+    sent_roles = [message["role"] for message in messages]
+    _fit_roles(messages, template, forms)
     kwargs = {**default_kwargs, **(request.chat_template_kwargs or {})}
     for name in RESERVED_KWARGS:
         if name in kwargs:
@@ -161,40 +164,70 @@ def prompt_ids(
             "add_generation_prompt",
             "opens a new message, and continue_final_message goes on with the last one",
         )
-    try:
-        text = tokenizer.templates.render(
-            messages, add_generation_prompt=opens, continue_final_message=goes_on, variables=kwargs
-        )
-    except ValueError as error:
-        raise RequestRejected(
-            f"messages: the chat template refused them: {error}", param="messages"
-        ) from error
-    _refuse_dropped(messages, text, tokenizer.templates.forms(template))
+
+    def render(chat: list[ChatMessage]) -> str:
+        try:
+            return tokenizer.templates.render(
+                chat, add_generation_prompt=opens, continue_final_message=goes_on, variables=kwargs
+            )
+        except ValueError as error:
+            raise RequestRejected(
+                f"messages: the chat template refused them: {error}", param="messages"
+            ) from error
+
+    text = render(messages)
+    _refuse_dropped(messages, sent_roles, text, forms, render)
     return tokenizer.encode_chat(text)
 
 
-def _refuse_dropped(messages: list[ChatMessage], prompt: str, forms: ContentForms) -> None:
+def _refuse_dropped(
+    messages: list[ChatMessage],
+    sent_roles: list[str],
+    prompt: str,
+    forms: ContentForms,
+    render: Callable[[list[ChatMessage]], str],
+) -> None:
     """Of a role that the template wrote nothing of at the start, the text must be in the prompt all the same
     (a variable may have opened the way to it), or the model would answer without having read it.
+
+    The same words may stand elsewhere in the prompt, so such a chat is rendered once more, with marks around
+    these texts that stand nowhere else.
     """
-    for position, message in enumerate(messages):
-        role = message["role"]
-        if forms.drops(role) and any(
-            text.strip() not in prompt for text in texts_of(message["content"]) or ()
-        ):
+    if not forms.dropped:
+        return
+    base = next(n for n in itertools.count(7316904, 1000003) if str(n) not in prompt)
+    marks: dict[int, list[str]] = {}
+    marked = list(messages)
+    for place, message in enumerate(messages):
+        texts = texts_of(message["content"]) or []
+        if forms.drops(message["role"]) and any(text.strip() for text in texts):
+            ends = [
+                (f"{base}{place:06}{part:06}1", f"{base}{place:06}{part:06}2") for part in range(len(texts))
+            ]
+            parts = [{"type": "text", "text": a + text + b} for text, (a, b) in zip(texts, ends, strict=True)]
+            content = parts if isinstance(message["content"], list) else parts[0]["text"]
+            marked[place] = {**message, "content": content}
+            marks[place] = [mark for pair in ends for mark in pair]
+    text = render(marked) if marks else ""
+    for place, wanted in marks.items():
+        found = [mark for mark in wanted if mark in text]
+        if found != wanted:
+            role = sent_roles[place]
+            how = "not the whole text" if found or messages[place]["role"] in forms.partly else "nothing"
             cure = "start the server with another one, --chat-template FILE"
             if role != "user":
                 cure = f"put the text into a message of the user, or {cure}"
             raise refused(
-                f"messages[{position}].content",
-                f"the chat template writes nothing of a message of role {role!r}; {cure}",
+                f"messages[{place}].content",
+                f"the chat template writes {how} of a message of role {role!r}; {cure}",
             )
 
 
-def _fit_roles(messages: list[ChatMessage], template: str) -> None:
-    """Templates older than a role know it under another name."""
+def _fit_roles(messages: list[ChatMessage], template: str, forms: ContentForms) -> None:
+    """A template that does not write a role knows it under another name, which may be dropped too."""
+    writes_developer = "developer" in template and forms.developer is not None
     for message in messages:
-        if message["role"] == "developer" and "developer" not in template:
+        if message["role"] == "developer" and not writes_developer:
             message["role"] = "system"
         elif message["role"] == "function":
             message["role"] = "tool"

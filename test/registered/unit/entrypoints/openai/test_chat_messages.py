@@ -224,6 +224,76 @@ def test_a_text_that_the_template_writes_nowhere_is_400_with_the_cure(heard, dro
     assert "--chat-template" in error["message"]
 
 
+@pytest.mark.parametrize("text", ["Hello", "there", "user", "H", "7316904"])
+def test_a_dropped_text_that_stands_elsewhere_in_the_prompt_is_still_400(text):
+    """Its words were found in another message, or in what the template itself writes."""
+    template = "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    user = {"role": "user", "content": "Hello there 7316904"}
+    tokenizer = ByteTokenizer(chat_template=template)
+    for content in (text, [{"type": "text", "text": "Hello"}, {"type": "text", "text": text}]):
+        with pytest.raises(
+            RequestRejected, match=r"^messages\[0\].content: the chat template writes nothing"
+        ):
+            rendered([{"role": "system", "content": content}, user], tokenizer=tokenizer)
+    assert rendered([user], tokenizer=tokenizer) == "<user>Hello there 7316904"
+
+
+def test_only_a_chat_with_a_dropped_role_is_rendered_twice():
+    template = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+    tokenizer = ByteTokenizer(chat_template=template)
+    tokenizer.templates.forms(template)
+    rendered_chats = []
+    real = tokenizer.templates._render
+    tokenizer.templates._render = lambda *args, **kwargs: rendered_chats.append(1) or real(*args, **kwargs)
+    rendered([USER, {"role": "assistant", "content": "x"}, USER], tokenizer=tokenizer)
+    rendered([{"role": "system", "content": " "}, USER], tokenizer=tokenizer)
+    assert len(rendered_chats) == 2
+    with pytest.raises(RequestRejected):
+        rendered([{"role": "system", "content": "x"}, USER], tokenizer=tokenizer)
+    assert len(rendered_chats) == 4
+
+
+@pytest.mark.parametrize("content", ["hi", "hello world", [{"type": "text", "text": "hello world"}]])
+def test_a_template_that_reads_neither_form_is_400_and_not_a_repr(content):
+    """`[{'type': 'text', 'text': 'hi'}]` stood in the prompt, with 200."""
+    cuts = ByteTokenizer(chat_template="{% for m in messages %}{{ m.content[:5] }}{% endfor %}")
+    with pytest.raises(RequestRejected, match="writes not the whole text of a message of role 'user'"):
+        rendered([{"role": "user", "content": content}], tokenizer=cuts)
+
+
+def test_a_template_that_reads_the_last_message_in_another_form_is_400():
+    walk = "{% for p in m.content %}{{ p.text }}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% if loop.last %}"
+        + walk
+        + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    chat = [USER, {"role": "assistant", "content": "x"}, USER]
+    with pytest.raises(RequestRejected, match=r"^messages\[2\].content: .* not the whole text"):
+        rendered(chat, tokenizer=ByteTokenizer(chat_template=template))
+
+
+SERVES = (
+    "You serve a developer.{% for m in messages %}{% if m.role in ROLES %}<{{ m.role }}>{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_a_developers_message_is_handed_over_as_a_role_that_the_template_writes():
+    """The word in a sentence of the template was enough to drop the message under 200."""
+    chat = [{"role": "developer", "content": "be brief"}, USER]
+
+    def prompt(roles):
+        return rendered(chat, tokenizer=ByteTokenizer(chat_template=SERVES.replace("ROLES", repr(roles))))
+
+    assert prompt(["user", "system"]) == "You serve a developer.<system>be brief<user>hi"
+    assert prompt(["user", "developer"]) == "You serve a developer.<developer>be brief<user>hi"
+    with pytest.raises(
+        RequestRejected, match=r"^messages\[0\].content: .* nothing of a message of role 'developer'"
+    ):
+        prompt(["user"])
+
+
 def test_a_role_that_is_heard_after_all_or_says_nothing_is_served():
     tokenizer = ByteTokenizer(chat_template=QUIET.replace("ROLE", "'user'"))
     system = {"role": "system", "content": "be brief"}

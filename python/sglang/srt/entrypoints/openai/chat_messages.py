@@ -149,8 +149,6 @@ def prompt_ids(
     if request.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", request.reasoning_effort)
     if request.documents:
-        if "documents" not in template:
-            raise refused("documents", "the chat template of this model reads none; put them into a message")
         kwargs.setdefault("documents", request.documents)
     goes_on = bool(request.continue_final_message)
     opens = not goes_on if request.add_generation_prompt is None else request.add_generation_prompt
@@ -165,17 +163,26 @@ def prompt_ids(
             "opens a new message, and continue_final_message goes on with the last one",
         )
 
-    def render(chat: list[ChatMessage]) -> str:
+    def render(chat: list[ChatMessage], without: str | None = None) -> str:
+        given = {name: value for name, value in kwargs.items() if name != without}
         try:
             return tokenizer.templates.render(
-                chat, add_generation_prompt=opens, continue_final_message=goes_on, variables=kwargs
+                chat, add_generation_prompt=opens, continue_final_message=goes_on, variables=given
             )
         except ValueError as error:
             raise RequestRejected(
                 f"messages: the chat template refused them: {error}", param="messages"
             ) from error
 
+    def same_without(name: str) -> bool:
+        try:
+            return render(messages, without=name) == text
+        except RequestRejected:
+            return False
+
     text = render(messages)
+    if request.documents and ("documents" not in template or same_without("documents")):
+        raise refused("documents", "the chat template of this model reads none; put them into a message")
     _refuse_dropped(messages, sent_roles, text, forms, render)
     return tokenizer.encode_chat(text)
 

@@ -419,4 +419,9 @@ def test_documents_reach_a_template_that_reads_them_and_no_other():
     told = rendered([USER], tokenizer=ByteTokenizer(chat_template=template), documents=documents)
     assert told == "ab" + USER["content"]
     assert refusal([USER], documents=[{"text": "a"}]).startswith("documents: ")
+    needs = ByteTokenizer(chat_template="{{ documents[0].text + messages[0].content }}")
+    assert rendered([USER], tokenizer=needs, documents=documents) == "a" + USER["content"]
+    named = ByteTokenizer(chat_template="You read documents. {{ messages[0].content }}")
+    with pytest.raises(RequestRejected, match=r"^documents: .* of this model reads none; put them"):
+        rendered([USER], tokenizer=named, documents=documents)
     assert rendered([USER], documents=[]) == rendered([USER])

@@ -12,8 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-#: A closed terminal (SIGHUP) counts as Ctrl-C.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from sglang.srt.processes.stop_signals import STOP_SIGNALS
 
 
 def serve(

@@ -18,6 +18,7 @@ from sglang.srt.messages import io_struct
 from sglang.srt.processes.hold_watch import process_state
 from sglang.srt.processes.rank_config import RankConfig, read_frame, write_frame
 from sglang.srt.processes.rank_environment import rank_environment, working_folder
+from sglang.srt.processes.stop_signals import held_from_children
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +36,15 @@ class RankChild:
         config_read, self._config_fd = os.pipe()
         self.status_fd, status_write = os.pipe()
         try:
-            self.process = subprocess.Popen(
-                # -P: the current folder must not shadow modules of the child.
-                [sys.executable, "-P", "-m", module, str(config_read), str(status_write)],
-                env=environment,
-                cwd=None if working_folder() else "/",
-                stdin=subprocess.DEVNULL,
-                pass_fds=(config_read, status_write),
-            )
+            with held_from_children():
+                self.process = subprocess.Popen(
+                    # -P: the current folder must not shadow modules of the child.
+                    [sys.executable, "-P", "-m", module, str(config_read), str(status_write)],
+                    env=environment,
+                    cwd=None if working_folder() else "/",
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(config_read, status_write),
+                )
         except OSError:
             os.close(self._config_fd)
             os.close(self.status_fd)

@@ -24,6 +24,7 @@ import msgspec
 from sglang.srt.messages import io_struct
 from sglang.srt.processes.rank_config import RankConfig, read_frame, write_frame
 from sglang.srt.processes.sockets import remove_socket_folder
+from sglang.srt.processes.stop_signals import leave_to_parent
 from sglang.srt.utils.os_errors import with_cure
 
 logger = logging.getLogger(__name__)
@@ -47,9 +48,7 @@ class RankLife:
         if len(argv) != 3:
             raise SystemExit("a rank is started by the server or the Engine, not by hand")
         life = cls(int(argv[1]), int(argv[2]))
-        # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent decides what they mean.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        leave_to_parent()
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
         frame = read_frame(config_fd := life._config_fd)

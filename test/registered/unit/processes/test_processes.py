@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import pathlib
-import signal
 import stat
 import subprocess
 import sys
@@ -394,14 +393,6 @@ def test_a_rank_that_ignores_everything_is_killed(
         (pid,) = ranks.pids
         wait_until(lambda: process_state(pid) == "T")
     assert not pathlib.Path(f"/proc/{pid}").exists()
-
-
-def test_signals_meant_for_the_parent_do_not_end_a_rank(folder: SocketFolder, rank_module: Any) -> None:
-    # A signal that a process sends to itself has come when the call returns: it would end before it is ready.
-    meant = "".join(f"os.kill(os.getpid(), {int(n)})\n" for n in (signal.SIGINT, signal.SIGTERM))
-    with started(folder, rank_module(meant + READY + "time.sleep(60)")) as (ranks, deaths):
-        ranks.wait_ready()
-        assert deaths == []
 
 
 def test_a_rank_finds_a_module_that_only_its_parent_was_told_of(

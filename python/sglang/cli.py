@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from sglang.srt.processes.standard_streams import answered, bear_lost_error_output
 from sglang.version import __version__
 
 HELP = """usage: sglang COMMAND [arguments]
@@ -22,6 +23,7 @@ commands:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; an unknown command is 2, as for an unknown flag."""
+    bear_lost_error_output()
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments else ""
     match command:
@@ -30,11 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return serve(arguments, positional_model=True, prog="sglang serve")
         case "version" | "--version":
-            print(__version__)
-            return 0
+            return answered("sglang", f"{__version__}\n")
         case "help" | "--help" | "-h":
-            print(HELP, end="")
-            return 0
+            return answered("sglang", HELP)
         case "":
             print(HELP, end="", file=sys.stderr)
             return 2

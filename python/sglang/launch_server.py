@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 
 from sglang.srt.entrypoints.process_start import serve
+from sglang.srt.processes.standard_streams import bear_lost_error_output
 
 PROG = "python -m sglang.launch_server"
 
 
 def main() -> int:
+    bear_lost_error_output()
     print(f"{PROG}: warning: this works; `sglang serve` is the newer spelling", file=sys.stderr)
     return serve(sys.argv[1:], prog=PROG)
 

@@ -18,6 +18,7 @@ from sglang.srt.arg_groups.parsing.cli import build_parser
 from sglang.srt.placement.picture import draw
 from sglang.srt.placement.plan import plan_from_flags
 from sglang.srt.placement.table import as_json, as_text
+from sglang.srt.processes.standard_streams import answered, bear_lost_error_output
 
 PROG = "python -m sglang.placement"
 _DESCRIPTION = (
@@ -32,22 +33,22 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--svg", metavar="FILE", type=Path, help="Draw the layout into this file as well.")
 
 
-def _show_help() -> None:
+def _help() -> str:
     whole = build_parser(PROG)
     whole.description = _DESCRIPTION
     _add_own(whole)
-    whole.print_help()
+    return whole.format_help()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after the plan is shown; 2, with nothing written, for unknown flags or an impossible layout."""
+    """0 after the plan is shown, 1 where it cannot be written, 2 for unknown flags or no possible layout."""
+    bear_lost_error_output()
     own = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
     own.add_argument("-h", "--help", action="store_true")
     _add_own(own)
     options, flags = own.parse_known_args(sys.argv[1:] if argv is None else list(argv))
     if options.help:
-        _show_help()
-        return 0
+        return answered(PROG, _help())
     try:
         plan = plan_from_flags(flags, prog=PROG)
         picture = draw(plan) if options.svg is not None else None
@@ -56,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"{PROG}: error: {error}", file=sys.stderr)
         return 2
-    sys.stdout.write(json.dumps(as_json(plan), indent=2) + "\n" if options.json else as_text(plan))
-    return 0
+    return answered(PROG, json.dumps(as_json(plan), indent=2) + "\n" if options.json else as_text(plan))
 
 
 def _write(path: Path, text: str) -> None:

@@ -7,11 +7,13 @@ Used by the command lines, before they import anything heavy. It must not know w
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 
+from sglang.srt.processes.standard_streams import answered, bear_lost_error_output
 from sglang.srt.processes.stop_signals import STOP_SIGNALS
 
 
@@ -23,12 +25,22 @@ def serve(
     rank_module: str | None = None,
 ) -> int:
     """A server from its command line to its exit code."""
+    output = sys.stdout
     fill_closed_streams(log_to_output=True)
+    bear_lost_error_output()
     with signals_noted() as noted:
         from sglang.srt.entrypoints.server_main import run_server
         from sglang.srt.server_args import prepare_server_args
 
-        record = prepare_server_args(argv, positional_model=positional_model, prog=prog)
+        said = io.StringIO()  # what `--help` prints; argparse would not tell that nobody can read it
+        try:
+            with contextlib.redirect_stdout(said):
+                record = prepare_server_args(argv, positional_model=positional_model, prog=prog)
+        except SystemExit as end:
+            if end.code:
+                raise
+            sys.stdout = output
+            return answered(prog or "sglang", said.getvalue())
         return run_server(record, rank_module=rank_module, noted=noted)
 
 

@@ -24,6 +24,7 @@ import msgspec
 from sglang.srt.messages import io_struct
 from sglang.srt.processes.rank_config import RankConfig, read_frame, write_frame
 from sglang.srt.processes.sockets import remove_socket_folder
+from sglang.srt.processes.standard_streams import bear_lost_error_output
 from sglang.srt.processes.stop_signals import leave_to_parent
 from sglang.srt.utils.os_errors import with_cure
 
@@ -49,6 +50,7 @@ class RankLife:
             raise SystemExit("a rank is started by the server or the Engine, not by hand")
         life = cls(int(argv[1]), int(argv[2]))
         leave_to_parent()
+        bear_lost_error_output()
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
         frame = read_frame(config_fd := life._config_fd)
@@ -86,7 +88,8 @@ class RankLife:
 def leave(code: int) -> NoReturn:
     """End this process without the interpreter's clean-up, which would wait for lost peers."""
     logging.shutdown()
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # what a library printed there must not keep this process
+        sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 

@@ -208,7 +208,7 @@ def answers(server: RunningServer) -> bool:
         return False
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-", "2>/dev/full"])
 def test_a_server_runs_though_its_standard_streams_are_closed(model: pathlib.Path, closed: str) -> None:
     """It ended without a word, because there was nothing to say it on."""
     with running_server(
@@ -217,6 +217,8 @@ def test_a_server_runs_though_its_standard_streams_are_closed(model: pathlib.Pat
         wait_until(lambda: answers(server), server.log)
         assert server.generate(text="hello", sampling_params={"max_new_tokens": 1}).status_code == 200
         assert (READY_LINE in server.log()) == (closed == "2>&-"), "the log goes where something is open"
+        server.signal(signal.SIGTERM)
+        assert server.wait_exit() == 0, "what could not be written must not be an error in the end"
 
 
 def test_an_engine_runs_though_standard_error_is_closed(model: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from sglang.srt.environ import envs
-from sglang.srt.processes import rank_processes
+from sglang.srt.processes import rank_child
 from sglang.srt.processes.rank_config import RankConfig
 from sglang.srt.processes.rank_processes import RankProcesses
 from sglang.srt.processes.sockets import SocketFolder
@@ -77,7 +77,7 @@ def test_a_rank_is_born_deaf_to_what_is_meant_for_the_deployment(
 ) -> None:
     """Ctrl-C in a rank's first second was a traceback out of some import. The twin starts it as any child."""
     if planted:
-        monkeypatch.setattr(rank_processes, "held_from_children", contextlib.nullcontext)
+        monkeypatch.setattr(rank_child, "held_from_children", contextlib.nullcontext)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with started(tmp_path, monkeypatch, NO_RANK_YET) as ranks:
         assert signals_in(ranks, "SigBlk") == (set() if planted else {*STOP_SIGNALS})

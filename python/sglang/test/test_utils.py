@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.runtime_context import SpawnRanks, get_context, get_parallel, publish
-from sglang.srt.runtime_context.scoped_args import ContextSnapshot
 from sglang.srt.server_args import ServerArgs
+from sglang.test.scoped_args import ContextSnapshot
 
 __all__ = ["CustomTestCase", "published_topology"]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sglang.srt.platforms.device import make_stream
@@ -23,7 +24,6 @@ from sglang.srt.runtime_context.publication import (
     build_publication,
 )
 from sglang.srt.runtime_context.resources import Resources
-from sglang.srt.runtime_context.scoped_args import ServerArgsOverride
 from sglang.srt.runtime_context.scopes import refuse_copy
 from sglang.srt.runtime_context.widths import runs_attention_dp
 
@@ -62,6 +62,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+#: By name and only when asked: a scope for tests has no place among what a server imports.
+_TEST_SCOPES = "sglang.test.scoped_args"
 
 
 class RuntimeContext:
@@ -170,9 +173,10 @@ class RuntimeContext:
         """Every override since the last publish, in order."""
         return () if self.publication is None else tuple(self.publication.log)
 
-    def override_server_args(self, **fields: Any) -> ServerArgsOverride:
-        """A dummy record with these fields decided, to be installed and restored by a test."""
-        return ServerArgsOverride(self, fields)
+    def override_server_args(self, **fields: object) -> AbstractContextManager[Any]:
+        """The scope of a test: a dummy record with these fields decided is published for a block."""
+        scope: AbstractContextManager[Any] = import_module(_TEST_SCOPES).ServerArgsOverride(self, fields)
+        return scope
 
     # -- handles ------------------------------------------------------------------------------------------
 

@@ -1,32 +1,24 @@
-"""Owns the scoped configuration of tests: publish a dummy record with some fields decided, put everything
-back.
+"""Owns the scoped configuration of tests: a dummy record with some fields decided, published for a block.
 
-Read through ``get_context().override_server_args(...)`` and ``published_topology``. Must not run
-resolution: the fields are declared beside the record as they are given.
+Read through `get_context().override_server_args(...)` and by `published_topology`. Must not run resolution:
+the fields are declared beside the record as they are given.
 """
 
 from __future__ import annotations
 
 import difflib
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sglang.srt.arg_groups.overrides import declare
-
-if TYPE_CHECKING:
-    from sglang.srt.runtime_context.context import RuntimeContext
+from sglang.srt.runtime_context import RuntimeContext
+from sglang.srt.server_args import ServerArgs
 
 __all__ = ["ContextSnapshot", "ServerArgsOverride"]
 
-#: The record's module, by name: it carries legacy setters that call publish, so importing it here would
-#: close a circle.
-_RECORD_MODULE = "sglang.srt.server_args"
-
 #: Who declared the values, in the record's own provenance.
 _SOURCE = "override_server_args"
-
 
 #: Flags that publish seeds, so that a scoped publication has to put back.
 _SEEDED = {"capture": ("enable_torch_compile",), "dp": ("enabled",)}
@@ -56,15 +48,14 @@ class ContextSnapshot:
 
 
 class ServerArgsOverride:
-    """``install`` publishes, ``restore`` puts back what was there; also a context manager giving the
-    record."""
+    """`install` publishes, `restore` puts back what was there; as a context manager it gives the record."""
 
     def __init__(self, context: RuntimeContext, fields: dict[str, Any]) -> None:
         self._context = context
         self._fields = fields
         self._before: ContextSnapshot | None = None
 
-    def install(self) -> Any:
+    def install(self) -> ServerArgs:
         """Publish a fresh dummy record with the fields declared beside it, and return it."""
         if self._before is not None:
             raise AssertionError("override_server_args(...) is installed already; restore() it first")
@@ -80,7 +71,7 @@ class ServerArgsOverride:
         if before is not None:
             before.put_back()
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> ServerArgs:
         return self.install()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -89,8 +80,7 @@ class ServerArgsOverride:
 
 def _dummy_record(fields: dict[str, Any]) -> Any:
     """Fields are declared; underscore names that are no fields become raw attributes (seeded caches)."""
-    record_class = import_module(_RECORD_MODULE).ServerArgs
-    known = record_class.__struct_fields__
+    known = ServerArgs.__struct_fields__
     unknown = [name for name in fields if name not in known and not name.startswith("_")]
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=3)
@@ -98,7 +88,7 @@ def _dummy_record(fields: dict[str, Any]) -> Any:
             f"ServerArgs has no field {', '.join(unknown)}"
             + (f"; nearest: {', '.join(near)}" if near else "")
         )
-    record = record_class(model_path="dummy")
+    record: Any = ServerArgs(model_path="dummy")
     declare(record, _SOURCE, **{name: value for name, value in fields.items() if name in known})
     for name, value in fields.items():
         if name not in known:

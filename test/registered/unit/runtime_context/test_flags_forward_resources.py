@@ -29,7 +29,7 @@ from sglang.srt.runtime_context import (
     publish,
     reset_context,
 )
-from sglang.srt.runtime_context.forward import _GRAPH_VISIBLE, _LOCAL
+from sglang.srt.runtime_context.forward import _CONTEXT_LOCAL, _GRAPH_VISIBLE
 from sglang.srt.server_args import ServerArgs
 
 
@@ -77,12 +77,12 @@ def _in_thread(read: Any) -> Any:
     return seen[0]
 
 
-@pytest.mark.parametrize("name", sorted({*_GRAPH_VISIBLE, *_LOCAL}))
+@pytest.mark.parametrize("name", sorted({*_GRAPH_VISIBLE, *_CONTEXT_LOCAL}))
 def test_a_forward_flag_is_scoped_set_and_dropped_by_a_reset(name: str) -> None:
     default = getattr(get_forward(), name)
     assert default in (None, False)
     with get_forward().scoped(**{name: 7}):
-        assert getattr(get_forward(), name) == 7 or name == "multi_stream"
+        assert getattr(get_forward(), name) == 7
         assert bool(_in_thread(lambda: getattr(get_forward(), name))) is (name in _GRAPH_VISIBLE)
     assert getattr(get_forward(), name) == default
     get_forward().set(name, 7)

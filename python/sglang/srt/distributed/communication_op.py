@@ -33,7 +33,7 @@ def tensor_model_parallel_all_gather(tensor: torch.Tensor, dim: int = -1) -> tor
 
 
 def tensor_model_parallel_all_gatherv(tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Rows of all ranks, one after another; rank r brings ``sizes[r]`` of them, which may be none."""
+    """Rows of all ranks, one after another; rank r brings `sizes[r]` of them, which may be none."""
     parallel = get_parallel()
     return tensor if parallel.tp_size == 1 else parallel.tp_group.all_gatherv(tensor, sizes)
 
@@ -44,7 +44,7 @@ def tensor_model_parallel_reduce_scatter(tensor: torch.Tensor, dim: int = 0) -> 
 
 
 def tensor_model_parallel_reduce_scatterv(tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Sum of the ranks' rows; rank r keeps ``sizes[r]`` of them."""
+    """Sum of the ranks' rows; rank r keeps `sizes[r]` of them."""
     parallel = get_parallel()
     return tensor if parallel.tp_size == 1 else parallel.tp_group.reduce_scatterv(tensor, sizes)
 

@@ -1,9 +1,8 @@
-"""Owns the communicators of this process: one for each list of ranks, shared by all coordinators over that
-list, and given back with the last of them.
+"""Owns the communicators of this process: one for each list of ranks, shared by all groups over that list.
 
-Read by ``GroupCoordinator`` only. Equal partitions are common (of two tensor ranks the tensor, attention and
-expert groups are one list), and each communicator is sockets and threads. Must not count calls or translate
-errors: that is done in the name of a group, and a communicator may serve several.
+Read by `GroupCoordinator` only. Several groups often have the same ranks (with two tensor ranks the tensor,
+attention and expert groups do), and each communicator costs sockets and threads. Must not count calls or
+translate errors: that is done in the name of a group, and a communicator may serve several.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed
@@ -31,11 +30,13 @@ class Named(Protocol):
 
 
 class Communicator:
-    """What one list of ranks talks over. Every rank of the world takes part in making it; on a rank that is
-    not in the list ``cpu_group`` is None and nothing can be sent.
+    """Transports, object channel and barrier over one list of ranks.
+
+    Every rank of the world takes part in making it. On a rank outside the list `cpu_group` is None and
+    nothing can be sent.
 
     Calls pair with those of the peers in the order in which they come, whatever group they are made for. Two
-    groups in two threads have no common order, and would exchange each other's tensors: ``claim`` refuses
+    groups in two threads have no common order, and would exchange each other's tensors: `claim` refuses
     that, for as long as both threads live.
     """
 
@@ -48,19 +49,19 @@ class Communicator:
         cpu_group = device_group = torch.distributed.new_group(list(ranks), backend="gloo", timeout=limit)
         if backend != "gloo":
             device_group = torch.distributed.new_group(list(ranks), backend=backend, timeout=limit)
-        self.cpu_group: Any = None
-        self.device_group: Any = None
+        self.cpu_group: torch.distributed.ProcessGroup | None = None
+        self.device_group: torch.distributed.ProcessGroup | None = None
         rank, width = torch.distributed.get_rank(), len(ranks)
         if rank not in ranks:
             return
         self.cpu_group, self.device_group = cpu_group, device_group
-        seat = list(ranks).index(rank)
-        self.on_cpu = GlooExchange(cpu_group, seat, width)
-        self.on_device = TorchDist(device_group, seat, width)
-        self.objects = ObjectChannel(self.on_cpu, seat, width)
+        rank_in_group = list(ranks).index(rank)
+        self.on_cpu = GlooExchange(cpu_group, rank_in_group, width)
+        self.on_device = TorchDist(device_group, rank_in_group, width)
+        self.objects = ObjectChannel(self.on_cpu, rank_in_group, width)
         self.barrier = MarkedBarrier(cpu_group, ranks, rank)
-        # A member that has all its links could use them, take them down and be gone while another still makes
-        # its own, which would then find a closed connection. So they leave together.
+        # Without a barrier one member could use its connections and close them while another still opens its
+        # own, which would then fail.
         self.barrier.wait(timeout_s)
 
     def claim(self, group: Named) -> None:
@@ -93,32 +94,32 @@ class Communicator:
                 del self._used_for[thread]
 
 
-#: (ranks, backend, limit in seconds) -> what stands. All ranks make and destroy groups in the same order, so
-#: the table has the same entries on each of them, and so each knows whether the others will make one.
-_STANDING: dict[tuple[tuple[int, ...], str, float], Communicator] = {}
+#: (ranks, backend, limit in seconds) -> the communicator that exists. All ranks make and destroy groups in
+#: the same order, so the table has the same keys on all of them: a communicator is made by all or by none.
+_OPEN: dict[tuple[tuple[int, ...], str, float], Communicator] = {}
 
 
 def borrow(ranks: Sequence[int], backend: str, timeout_s: float) -> Communicator:
-    """The communicator over these ranks, made where none stands. Called by every rank of the world."""
+    """The communicator over these ranks, made if there is none. Called by every rank of the world."""
     key = (tuple(ranks), backend, timeout_s)
-    if key not in _STANDING:
-        _STANDING[key] = Communicator(ranks, backend, timeout_s)
-    _STANDING[key].users += 1
-    return _STANDING[key]
+    if key not in _OPEN:
+        _OPEN[key] = Communicator(ranks, backend, timeout_s)
+    _OPEN[key].users += 1
+    return _OPEN[key]
 
 
 def give_back(communicator: Communicator) -> None:
-    """One user less; the last one takes the communicator down. Once a user."""
+    """Called once by each borrower; the last one takes the communicator down."""
     communicator.users -= 1
     if communicator.users:
         return
-    for key in [key for key, standing in _STANDING.items() if standing is communicator]:
-        del _STANDING[key]
+    for key in [key for key, one in _OPEN.items() if one is communicator]:
+        del _OPEN[key]
         for group in {communicator.cpu_group, communicator.device_group} - {None}:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group(group)
 
 
 def forget_all() -> None:
-    """The world is gone, and every communicator in it: the next world must not find one of them."""
-    _STANDING.clear()
+    """Called when the world is destroyed: its communicators are of no use in the next one."""
+    _OPEN.clear()

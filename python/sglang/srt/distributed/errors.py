@@ -1,7 +1,7 @@
 """Owns the one error that a collective ends in when the ranks could not finish it together.
 
-Raised by ``GroupCoordinator``; read by the rank process, which reports it as a consequence of another rank's
-fate. Must not stand for a caller's own mistake: those are ``ValueError`` before anything is sent.
+Raised by `GroupCoordinator`; read by the rank process, which reports it as the consequence of another rank's
+failure. A caller's own mistake is a `ValueError` instead, before anything is sent.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class CollectiveError(RuntimeError):
         limit = "" if timeout_s is None else f" (now {timeout_s:g} s)"
         super().__init__(
             f"{operation} over group '{group_name}' of world ranks {self.ranks} failed on world rank {rank}: "
-            f"{_in_short(cause)}. A rank of this group died, hangs or takes other steps than the rest; if "
+            f"{_shortened(cause)}. A rank of this group died, hangs or takes other steps than the rest; if "
             f"all are alive and merely slow, raise --dist-timeout{limit}"
         )
 
 
-def _in_short(text: str) -> str:
-    """What the transport said first, without the place in its sources before and the advice after it."""
+def _shortened(text: str) -> str:
+    """The first sentence of a transport's error, without the source position before it."""
     said = re.sub(r"^\[[^\]]*\.\w+:\d+\]\s*", "", text.strip()).splitlines()
     return said[0].split(". ")[0].rstrip(". ") if said else "no reason given"

@@ -1,7 +1,7 @@
 """Owns how a plain object becomes bytes that ranks exchange: a first frame of fixed size, then the rest.
 
-Read by ``GroupCoordinator``. Must not know a process group, and must not pickle: what arrives is msgpack, so
-it is plain values, lists, dicts and bytes, whoever sent it.
+Read by `GroupCoordinator`. Must not know a process group, and must not pickle: what arrives is msgpack, so
+it can only be plain values, lists, dicts and bytes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
 
 
-def encode(value: Any) -> bytes:
-    """``TypeError`` for what is no plain value; a tuple arrives as a list."""
+def encode(value: object) -> bytes:
+    """Encode a plain value; anything else is a `TypeError`, and a tuple arrives as a list."""
     return _encoder.encode(value)
 
 
 def decode(first: torch.Tensor, rest: torch.Tensor | None) -> Any:
-    """The object behind a first frame and, where ``rest_bytes`` said so, the rest of its bytes."""
+    """The object behind a first frame and, where `rest_bytes` said so, the rest of its bytes."""
     length = _length(first)
     body = first[_LENGTH_BYTES : _LENGTH_BYTES + min(length, _ROOM)].numpy().tobytes()
     return _decoder.decode(body if rest is None else body + rest.numpy().tobytes())
@@ -71,7 +71,7 @@ def _length(first: torch.Tensor) -> int:
 
 
 def describe(tensors: dict[str, Any] | None) -> dict[str, list[Any]] | None:
-    """What a peer must know before tensors come: plain values themselves, of tensors the outside."""
+    """What a peer must know before the tensors arrive: their shapes and dtypes, and the plain values."""
     if tensors is None:
         return None
     return {
@@ -100,13 +100,13 @@ def unfold(
 
 
 def tensors_of(tensors: dict[str, Any] | None) -> list[torch.Tensor]:
-    """The tensors that travel, in order; one without elements does not."""
+    """The tensors to send, in order; those without elements are left out."""
     values = () if tensors is None else tensors.values()
     return [value for value in values if isinstance(value, torch.Tensor) and value.numel()]
 
 
 def _dtype_of(name: str) -> torch.dtype:
-    """``"bfloat16"`` -> ``torch.bfloat16``."""
+    """`"bfloat16"` -> `torch.bfloat16`."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"a peer announced a tensor of dtype {name!r}, which torch does not have")

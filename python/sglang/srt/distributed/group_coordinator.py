@@ -1,7 +1,6 @@
-"""Owns one process group as seen by one rank: its ranks, this rank's seat, its communicators and
-collectives.
+"""Owns one process group as seen by one rank: its ranks, this rank's position, its collectives.
 
-Built by ``parallel_state`` and read through ``get_parallel().<name>_group``. Must not know which kind of
+Built by `parallel_state` and read through `get_parallel().<name>_group`. Must not know which kind of
 parallelism it serves and must not read the context. Over one rank every collective is the identity and no
 communicator exists.
 """
@@ -32,19 +31,18 @@ _OPS = ("sum", "max", "min")
 class GroupCoordinator:
     """The group of this rank out of a partition of the world.
 
-    ``world_size`` and ``rank_in_group`` are plain attributes; ``ranks`` lists world ranks in group order;
-    ``src`` and ``dst`` are ranks in the group. ``device_group`` runs on the accelerator's backend,
-    ``cpu_group`` is always gloo; with backend gloo they are one. Tensors take the communicator of the
-    device they live on; objects and barriers take ``cpu_group``. ``calls`` counts collectives that really
-    ran, by the name of the method called.
+    `ranks` lists world ranks in group order; `src` and `dst` are ranks in the group. `device_group` runs on
+    the accelerator's backend, `cpu_group` is always gloo; with backend gloo they are the same. Tensors are
+    sent by the device that they are on; objects and barriers use `cpu_group`. `calls` counts collectives that
+    really ran, by the name of the method.
     """
 
     world_size: int
     rank_in_group: int
     ranks: list[int]
     local_rank: int
-    device_group: Any
-    cpu_group: Any
+    device_group: torch.distributed.ProcessGroup | None
+    cpu_group: torch.distributed.ProcessGroup | None
     group_name: str
     timeout_s: float
     calls: Counter[str]
@@ -81,9 +79,9 @@ class GroupCoordinator:
         self.calls = Counter()
         self.device_group = self.cpu_group = None
         self._borrowed: list[Communicator] = []
-        # Every rank of the world takes part in making every group, also those it is not a member of.
+        # Every rank of the world takes part in making every group, also of those that it is no member of.
         try:
-            with self._failing_as("building the group"):
+            with self._translated_errors("building the group"):
                 for ranks in group_ranks:
                     if len(ranks) > 1:
                         self._borrow(ranks, backend)
@@ -96,22 +94,21 @@ class GroupCoordinator:
         self._borrowed.append(communicator)
         if communicator.cpu_group is not None:
             self.device_group, self.cpu_group = communicator.device_group, communicator.cpu_group
-            self._talks = communicator
+            self._communicator = communicator
 
     def __repr__(self) -> str:
         return f"GroupCoordinator({self.group_name}, ranks={self.ranks}, rank_in_group={self.rank_in_group})"
 
     def destroy(self) -> None:
-        """Give the communicators back. The coordinator is of no use then, also where another coordinator
-        keeps them alive; a second call does nothing.
+        """Give the communicators back; a second call does nothing.
+
+        The coordinator is of no use afterwards, even where another one keeps its communicators in use.
         """
         self.device_group = self.cpu_group = None
-        vars(self).pop("_talks", None)
+        vars(self).pop("_communicator", None)
         for communicator in vars(self).pop("_borrowed", ()):
             communicator.forget(self)
             communicators.give_back(communicator)
-
-    # -- tensors: over one rank the tensor itself ---------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """Sum, maximum or minimum over the group. May work in place: use what is returned."""
@@ -119,32 +116,32 @@ class GroupCoordinator:
             raise ValueError(f"all_reduce op must be one of {', '.join(_OPS)}, got {op!r}")
         if self.world_size == 1:
             return tensor
-        with self._running("all_reduce"):
-            return self._by(tensor).all_reduce(tensor, op) if tensor.numel() else tensor
+        with self._collective("all_reduce"):
+            return self._transport_for(tensor).all_reduce(tensor, op) if tensor.numel() else tensor
 
     def all_gather(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """Concatenate the members' equally shaped tensors along ``dim`` in group order."""
+        """Concatenate the members' equally shaped tensors along `dim` in group order."""
         if self.world_size == 1:
             return tensor
-        with self._running("all_gather"):
+        with self._collective("all_gather"):
             if not tensor.numel():
                 return torch.cat([tensor] * self.world_size, dim)
-            # [ranks, *shape]; to turn `dim` to the front for the journey would cost two transposing copies
-            stacked = self._by(tensor).all_gather(tensor.unsqueeze(0), [1] * self.world_size)
+            # [ranks, *shape]; moving `dim` to the front would cost two transposing copies
+            stacked = self._transport_for(tensor).all_gather(tensor.unsqueeze(0), [1] * self.world_size)
         return stacked.flatten(0, 1) if dim in (0, -tensor.dim()) else torch.cat(stacked.unbind(0), dim)
 
     def all_gatherv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Concatenate along dim 0; rank ``i`` brings ``sizes[i]`` rows, which every rank must know."""
+        """Concatenate along dim 0: `sizes[i]` rows of rank `i`. Every rank passes all sizes."""
         _check_rows(self, "all_gatherv", sizes, sizes[self.rank_in_group], tensor)
         if self.world_size == 1:
             return tensor
-        with self._running("all_gatherv"):
-            if _nothing(tensor, sizes):
+        with self._collective("all_gatherv"):
+            if _is_empty(tensor, sizes):
                 return tensor.new_empty(sum(sizes), *tensor.shape[1:])
-            return self._by(tensor).all_gather(tensor, sizes)
+            return self._transport_for(tensor).all_gather(tensor, sizes)
 
     def reduce_scatter(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """Sum over the group, keep this rank's equal slice of ``dim``."""
+        """Sum over the group, keep this rank's equal slice of `dim`."""
         if tensor.shape[dim] % self.world_size:
             raise ValueError(
                 f"reduce_scatter over {self.world_size} ranks needs an extent that they divide: "
@@ -154,22 +151,22 @@ class GroupCoordinator:
             return tensor
         rows = tensor.movedim(dim, 0)
         sizes = [rows.shape[0] // self.world_size] * self.world_size
-        with self._running("reduce_scatter"):
+        with self._collective("reduce_scatter"):
             if tensor.numel():
-                kept = self._by(tensor).reduce_scatter(rows, sizes, "sum")
+                kept = self._transport_for(tensor).reduce_scatter(rows, sizes, "sum")
             else:
                 kept = rows.new_empty(sizes[0], *rows.shape[1:])
         return kept.movedim(0, dim).contiguous()
 
     def reduce_scatterv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Sum over the group; of dim 0, cut as ``sizes`` says, rank ``i`` keeps ``sizes[i]`` rows."""
+        """Sum over the group, split along dim 0; rank `i` keeps `sizes[i]` rows."""
         _check_rows(self, "reduce_scatterv", sizes, sum(sizes), tensor)
         if self.world_size == 1:
             return tensor
-        with self._running("reduce_scatterv"):
-            if _nothing(tensor, sizes):
+        with self._collective("reduce_scatterv"):
+            if _is_empty(tensor, sizes):
                 return tensor.new_empty(sizes[self.rank_in_group], *tensor.shape[1:])
-            return self._by(tensor).reduce_scatter(tensor, sizes, "sum")
+            return self._transport_for(tensor).reduce_scatter(tensor, sizes, "sum")
 
     def all_to_all(
         self,
@@ -177,7 +174,7 @@ class GroupCoordinator:
         out_sizes: Sequence[int] | None = None,
         in_sizes: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Send ``in_sizes[i]`` rows of ``tensor`` to rank ``i``, return ``out_sizes[i]`` rows from it.
+        """Send `in_sizes[i]` rows of `tensor` to rank `i`, return `out_sizes[i]` rows from it.
 
         Without sizes dim 0 is cut evenly.
         """
@@ -193,120 +190,112 @@ class GroupCoordinator:
             raise ValueError(f"all_to_all needs {self.world_size} out_sizes, got {list(out_sizes)}")
         if self.world_size == 1:
             return tensor
-        with self._running("all_to_all"):
-            return self._by(tensor).all_to_all(tensor, out_sizes, in_sizes)
+        with self._collective("all_to_all"):
+            return self._transport_for(tensor).all_to_all(tensor, out_sizes, in_sizes)
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """The tensor of rank ``src``; the others bring one of the same shape and dtype, which is written."""
+        """The tensor of rank `src`; the others pass one of the same shape and dtype, which is overwritten."""
         _check_src(self, src)
         if self.world_size == 1:
             return tensor
-        with self._running("broadcast"):
-            return self._by(tensor).broadcast(tensor, src) if tensor.numel() else tensor
+        with self._collective("broadcast"):
+            return self._transport_for(tensor).broadcast(tensor, src) if tensor.numel() else tensor
 
-    # -- plain objects, as msgpack ------------------------------------------------------------------------
-
-    def broadcast_object(self, value: Any = None, src: int = 0) -> Any:
-        """The plain value of rank ``src``; what other ranks pass is not read. Tuples arrive as lists."""
+    def broadcast_object(self, value: object = None, src: int = 0) -> Any:
+        """The plain value of rank `src`, sent as msgpack, so that tuples arrive as lists."""
         _check_src(self, src)
         if self.world_size == 1:
             return value
-        with self._running("broadcast_object"):
-            return self._talks.objects.broadcast(value, src)
+        with self._collective("broadcast_object"):
+            return self._communicator.objects.broadcast(value, src)
 
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: object) -> list[Any]:
         """Every rank's plain value, in group order."""
         if self.world_size == 1:
             return [value]
         payload = frames.encode(value)
-        with self._running("all_gather_object"):
-            return self._talks.objects.all_gather(payload)
+        with self._collective("all_gather_object"):
+            return self._communicator.objects.all_gather(payload)
 
-    def send_object(self, value: Any, dst: int) -> None:
-        """A plain value for rank ``dst``, which waits in ``recv_object``."""
+    def send_object(self, value: object, dst: int) -> None:
+        """Send a plain value to rank `dst`, which receives it with `recv_object`."""
         _check_peer(self, "send_object", dst)
         payload = frames.encode(value)
-        with self._running("send_object"):
-            self._talks.objects.send(payload, dst)
+        with self._collective("send_object"):
+            self._communicator.objects.send(payload, dst)
 
     def recv_object(self, src: int) -> Any:
-        """What rank ``src`` sends with ``send_object``."""
+        """What rank `src` sends with `send_object`."""
         _check_peer(self, "recv_object", src)
-        with self._running("recv_object"):
-            return self._talks.objects.recv(src)
-
-    # -- dicts of tensors and plain values ----------------------------------------------------------------
+        with self._collective("recv_object"):
+            return self._communicator.objects.recv(src)
 
     def broadcast_tensor_dict(
         self, tensors: dict[str, Any] | None = None, src: int = 0
     ) -> dict[str, Any] | None:
-        """The dict of rank ``src``: tensors by name, and plain values beside them. None stays None."""
+        """The dict of rank `src`: tensors and plain values by name. None stays None."""
         _check_src(self, src)
         if self.world_size == 1:
             return tensors
         own = self.rank_in_group == src
-        with self._running("broadcast_tensor_dict"):
-            table = self._talks.objects.broadcast(frames.describe(tensors) if own else None, src)
-            found = tensors if own else frames.unfold(table, self._empty)
+        with self._collective("broadcast_tensor_dict"):
+            table = self._communicator.objects.broadcast(frames.describe(tensors) if own else None, src)
+            found = tensors if own else frames.unfold(table, self._empty_tensor)
             for tensor in frames.tensors_of(found):
-                self._by(tensor).broadcast(tensor, src)
+                self._transport_for(tensor).broadcast(tensor, src)
             return found
 
     def send_tensor_dict(self, tensors: dict[str, Any] | None, dst: int) -> None:
-        """A dict for rank ``dst``, which waits in ``recv_tensor_dict``."""
+        """Send such a dict to rank `dst`, which receives it with `recv_tensor_dict`."""
         _check_peer(self, "send_tensor_dict", dst)
         payload = frames.encode(frames.describe(tensors))
-        with self._running("send_tensor_dict"):
-            self._talks.objects.send(payload, dst)
+        with self._collective("send_tensor_dict"):
+            self._communicator.objects.send(payload, dst)
             for tensor in frames.tensors_of(tensors):
-                self._by(tensor).send(tensor, dst)
+                self._transport_for(tensor).send(tensor, dst)
 
     def recv_tensor_dict(self, src: int) -> dict[str, Any] | None:
-        """What rank ``src`` sends with ``send_tensor_dict``; tensors arrive on this rank's device."""
+        """What rank `src` sends with `send_tensor_dict`; tensors arrive on this rank's device."""
         _check_peer(self, "recv_tensor_dict", src)
-        with self._running("recv_tensor_dict"):
-            found = frames.unfold(self._talks.objects.recv(src), self._empty)
+        with self._collective("recv_tensor_dict"):
+            found = frames.unfold(self._communicator.objects.recv(src), self._empty_tensor)
             for tensor in frames.tensors_of(found):
-                self._by(tensor).recv(tensor, src)
+                self._transport_for(tensor).recv(tensor, src)
             return found
 
-    # -- waiting for each other ---------------------------------------------------------------------------
-
     def barrier(self, timeout_s: float | None = None) -> None:
-        """Wait until every member came here; the error names those that did not."""
+        """Wait until every member called this; the error names those that did not."""
         if self.world_size == 1:
             return
         limit = self.timeout_s if timeout_s is None else timeout_s
-        with self._running("barrier", limit, lambda: self._talks.barrier.missing()):
-            self._talks.barrier.wait(limit)
+        with self._collective("barrier", limit, lambda: self._communicator.barrier.missing()):
+            self._communicator.barrier.wait(limit)
 
-    # -- inside -------------------------------------------------------------------------------------------
+    def _transport_for(self, tensor: torch.Tensor) -> GlooExchange | TorchDist:
+        return self._communicator.on_cpu if tensor.device.type == "cpu" else self._communicator.on_device
 
-    def _by(self, tensor: torch.Tensor) -> GlooExchange | TorchDist:
-        return self._talks.on_cpu if tensor.device.type == "cpu" else self._talks.on_device
-
-    def _empty(self, shape: list[int], dtype: torch.dtype, on_cpu: bool) -> torch.Tensor:
+    def _empty_tensor(self, shape: list[int], dtype: torch.dtype, on_cpu: bool) -> torch.Tensor:
         here = on_cpu or self.device_group is self.cpu_group
         device = torch.device("cpu") if here else accelerator_device(self.local_rank)
         return torch.empty(shape, dtype=dtype, device=device)
 
     @contextmanager
-    def _running(
+    def _collective(
         self, operation: str, timeout_s: float | None = None, reason: Callable[[], str] | None = None
     ) -> Iterator[None]:
-        """Count a collective and turn what the transport raises into the one error of this layer."""
+        """Count a collective, and turn errors of the transport into a `CollectiveError`."""
         if getattr(self, "cpu_group", None) is None:
             raise RuntimeError(
                 f"{operation} over {self.world_size} ranks: this group has no communicator; it was "
                 "destroyed, or made without initialize_model_parallel()"
             )
-        self._talks.claim(self)
+        self._communicator.claim(self)
         self.calls[operation] += 1
-        with self._failing_as(operation, timeout_s, reason):
+        with self._translated_errors(operation, timeout_s, reason):
             yield
 
     @contextmanager
-    def _failing_as(
+    def _translated_errors(
         self, operation: str, timeout_s: float | None = None, reason: Callable[[], str] | None = None
     ) -> Iterator[None]:
         try:
@@ -314,7 +303,7 @@ class GroupCoordinator:
         except RuntimeError as error:
             try:
                 cause = str(error) if reason is None else reason()
-            except RuntimeError:  # the store went down with the rank that held it
+            except RuntimeError:  # the rank that holds the store is gone
                 cause = str(error)
             raise CollectiveError(
                 operation,
@@ -326,8 +315,8 @@ class GroupCoordinator:
             ) from error
 
 
-def _nothing(tensor: torch.Tensor, sizes: Sequence[int]) -> bool:
-    """Whether no rank has anything to bring; every rank comes to the same answer."""
+def _is_empty(tensor: torch.Tensor, sizes: Sequence[int]) -> bool:
+    """Whether no rank sends an element; every rank comes to the same answer."""
     return not sum(sizes) or 0 in tensor.shape[1:]
 
 

@@ -1,15 +1,15 @@
 """Owns the layout of ranks: sizes in, lists of world ranks out.
 
 Read by the group build, the placement printer and the tests. Pure arithmetic: must not import torch, ask a
-process group or read the context. Every function is shown on ``tp=8, pp=2, attn_dp=2, attn_cp=2, ep=4,
-moe_dp=2``.
+process group or read the context. Every function is shown on `tp=8, pp=2, attn_dp=2, attn_cp=2, ep=4,
+moe_dp=2`.
 
 Inside one pipeline stage the tensor rank is written in two number systems at once, slowest digit first:
 
     attention   tp_rank = (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank
     experts     tp_rank = (moe_dp_rank * moe_ep_size + moe_ep_rank) * moe_tp_size + moe_tp_rank
 
-and over stages ``world_rank = offset + tp_size * pp_rank + tp_rank``. A group is the set of ranks that
+and over stages `world_rank = offset + tp_size * pp_rank + tp_rank`. A group is the set of ranks that
 differ in one digit only.
 """
 
@@ -36,7 +36,7 @@ Groups = list[list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSizes:
-    """The widths of one deployment; ``offset`` is the first world rank of this cohort (elastic joiners)."""
+    """The widths of one deployment; `offset` is the first world rank of this cohort (elastic joiners)."""
 
     tp_size: int = 1
     pp_size: int = 1
@@ -77,7 +77,7 @@ class GroupSizes:
         return self.tp_size * self.pp_size
 
     def stage_starts(self) -> list[int]:
-        """First world rank of each pipeline stage: ``[0, 8]``."""
+        """First world rank of each pipeline stage: `[0, 8]`."""
         return [self.offset + stage * self.tp_size for stage in range(self.pp_size)]
 
 
@@ -86,8 +86,7 @@ def _inside_stages(sizes: GroupSizes, one_stage: Groups) -> Groups:
 
 
 def _digit_groups(slow: int, width: int, fast: int) -> Groups:
-    """Groups over the middle digit of ``slow x width x fast``: strided by ``fast``, one per (slow, fast)
-    pair."""
+    """Groups over the middle digit of `slow x width x fast`: strided by `fast`, one per (slow, fast) pair."""
     return [
         [(outer * width + digit) * fast + inner for digit in range(width)]
         for outer in range(slow)
@@ -96,67 +95,69 @@ def _digit_groups(slow: int, width: int, fast: int) -> Groups:
 
 
 def tp_groups(sizes: GroupSizes) -> Groups:
-    """Contiguous blocks of ``tp_size``: ``[0..7] [8..15]``."""
+    """Contiguous blocks of `tp_size`: `[0..7] [8..15]`."""
     return _inside_stages(sizes, [list(range(sizes.tp_size))])
 
 
 def pp_groups(sizes: GroupSizes) -> Groups:
-    """Strided by ``tp_size``, one per tensor rank: ``[0,8] [1,9] ... [7,15]``."""
+    """Strided by `tp_size`, one per tensor rank: `[0,8] [1,9] ... [7,15]`."""
     return [[start + tp_rank for start in sizes.stage_starts()] for tp_rank in range(sizes.tp_size)]
 
 
 def self_pp_groups(sizes: GroupSizes) -> Groups:
-    """One rank wide, what a draft's pipeline scope installs: ``[0] [1] ... [15]``."""
+    """One rank wide, what a draft's pipeline scope installs: `[0] [1] ... [15]`."""
     return [[sizes.offset + rank] for rank in range(sizes.ranks)]
 
 
 def attn_tp_groups(sizes: GroupSizes) -> Groups:
-    """The fastest attention digit, width 8/2/2 = 2; stage 0: ``[0,1] [2,3] [4,5] [6,7]``."""
+    """The fastest attention digit, width 8/2/2 = 2; stage 0: `[0,1] [2,3] [4,5] [6,7]`."""
     one_stage = _digit_groups(sizes.attn_dp_size * sizes.attn_cp_size, sizes.attn_tp_size, 1)
     return _inside_stages(sizes, one_stage)
 
 
 def attn_cp_groups(sizes: GroupSizes) -> Groups:
-    """Same replica, same ``attn_tp_rank``; stage 0: ``[0,2] [1,3] [4,6] [5,7]``."""
+    """Same replica, same `attn_tp_rank`; stage 0: `[0,2] [1,3] [4,6] [5,7]`."""
     one_stage = _digit_groups(sizes.attn_dp_size, sizes.attn_cp_size, sizes.attn_tp_size)
     return _inside_stages(sizes, one_stage)
 
 
 def attn_dp_replicas(sizes: GroupSizes) -> Groups:
-    """Who holds the same requests; an index, not a collective group. Stage 0: ``[0,1,2,3] [4,5,6,7]``."""
+    """Who holds the same requests; an index, not a collective group. Stage 0: `[0,1,2,3] [4,5,6,7]`."""
     one_stage = _digit_groups(sizes.attn_dp_size, sizes.attn_cp_size * sizes.attn_tp_size, 1)
     return _inside_stages(sizes, one_stage)
 
 
 def moe_dp_groups(sizes: GroupSizes) -> Groups:
-    """The slowest expert digit: blocks of ``tp_size / moe_dp_size`` exchange position-wise.
+    """The slowest expert digit: blocks of `tp_size / moe_dp_size` exchange position-wise.
 
-    Stage 0: ``[0,4] [1,5] [2,6] [3,7]``.
+    Stage 0: `[0,4] [1,5] [2,6] [3,7]`.
     """
     one_stage = _digit_groups(1, sizes.moe_dp_size, sizes.moe_ep_size * sizes.moe_tp_size)
     return _inside_stages(sizes, one_stage)
 
 
 def moe_ep_groups(sizes: GroupSizes) -> Groups:
-    """Inside a MoE-DP block, strided by ``moe_tp_size``.
+    """Inside a MoE-DP block, strided by `moe_tp_size`.
 
-    Stage 0: ``[0,1,2,3] [4,5,6,7]``; with tp 4, ep 2 (MoE-TP 2): ``[0,2] [1,3]``.
+    Stage 0: `[0,1,2,3] [4,5,6,7]`; with tp 4, ep 2 (MoE-TP 2): `[0,2] [1,3]`.
     """
     one_stage = _digit_groups(sizes.moe_dp_size, sizes.moe_ep_size, sizes.moe_tp_size)
     return _inside_stages(sizes, one_stage)
 
 
 def moe_tp_groups(sizes: GroupSizes) -> Groups:
-    """The fastest expert digit, width 8/4/2 = 1; stage 0: ``[0] [1] ... [7]``; with tp 4, ep 2: ``[0,1]
-    [2,3]``."""
+    """The fastest expert digit, width 8/4/2 = 1.
+
+    Stage 0: `[0] [1] ... [7]`; with tp 4, ep 2 (MoE-TP 2): `[0,1] [2,3]`.
+    """
     one_stage = _digit_groups(sizes.moe_dp_size * sizes.moe_ep_size, sizes.moe_tp_size, 1)
     return _inside_stages(sizes, one_stage)
 
 
 def dcp_groups(sizes: GroupSizes) -> Groups:
-    """Contiguous blocks of ``dcp_size`` inside the attention-TP group.
+    """Contiguous blocks of `dcp_size` inside the attention-TP group.
 
-    With ``dcp_size=2`` stage 0 is ``[0,1] [2,3] [4,5] [6,7]``; with 1 every rank stands alone.
+    With `dcp_size=2` stage 0 is `[0,1] [2,3] [4,5] [6,7]`; with 1 every rank stands alone.
     """
     one_stage = _digit_groups(sizes.tp_size // sizes.dcp_size, sizes.dcp_size, 1)
     return _inside_stages(sizes, one_stage)

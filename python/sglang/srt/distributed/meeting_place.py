@@ -1,8 +1,6 @@
-"""Owns where ranks meet: the address as written, the port held for it, the address and interface that lead
-there.
+"""Owns where ranks meet: how the place is written, listened at, and reached from this machine.
 
-Read by ``rendezvous`` and, before ranks exist, by the doors. Must not open a store, know ranks or load
-torch.
+Read by `rendezvous` and, before ranks exist, by the server. Must not open a store, know ranks or load torch.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class Meeting:
 
 
 def parse_meeting(text: str) -> Meeting:
-    """``file:PATH`` or ``tcp://HOST:PORT``; an IPv6 address stands in brackets."""
+    """`file:PATH` or `tcp://HOST:PORT`; an IPv6 address stands in brackets."""
     if text.startswith("file:") and len(text) > len("file:"):
         return Meeting(path=text.removeprefix("file:"))
     if text.startswith("tcp://"):
@@ -70,11 +68,11 @@ def listen_at(meeting: Meeting) -> int:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, _why_not(meeting, error)) from None
+        raise OSError(error.errno, _listen_error(meeting, error)) from None
     return listener.detach()
 
 
-def _why_not(meeting: Meeting, error: OSError) -> str:
+def _listen_error(meeting: Meeting, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"the ranks cannot meet at {meeting}: the port is in use. State a free one with --dist-init-addr "
@@ -92,10 +90,10 @@ def _why_not(meeting: Meeting, error: OSError) -> str:
 
 
 def interface_towards(meeting: Meeting) -> str:
-    """The interface whose address this machine uses to reach the place; loopback where the place is on it.
+    """The interface by which this machine reaches the place; loopback when the place is on this machine.
 
-    Without an interface gloo looks its own host name up, which is slow, fails, or finds an address that other
-    machines cannot reach.
+    Without a stated interface gloo looks up its own host name, which is slow, fails, or finds an address that
+    other machines cannot reach.
     """
     if meeting.path is not None:
         return "lo"
@@ -122,8 +120,8 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def look_up(host: str, port: int | None = None) -> tuple[socket.AddressFamily, Any]:
-    """Family and socket address of a host (IPv6 has a longer one), as this machine finds it."""
+def look_up(host: str, port: int | None = None) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Family and socket address of a host, as this machine resolves it; an IPv6 address is longer."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

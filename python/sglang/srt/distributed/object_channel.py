@@ -1,7 +1,7 @@
 """Owns how plain objects travel inside one group: one transfer of fixed size, another only for the rest.
 
-Built by ``communicators``, read by ``GroupCoordinator``. Must not count calls or translate errors; what the
-bytes are is ``frames``' business.
+Built by `communicators`, read by `GroupCoordinator`. Must not count calls or translate errors; the
+encoding is in `frames`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class ObjectChannel:
         self._rank = rank
         self._world_size = world_size
 
-    def broadcast(self, value: Any, src: int) -> Any:
+    def broadcast(self, value: object, src: int) -> Any:
         own = self._rank == src
         payload = frames.encode(value) if own else b""
         first = self._transport.broadcast(frames.first_frame(payload), src)
         size = frames.rest_bytes(first)
         rest = None
         if size:
-            rest = frames.rest_frame(payload) if own else _room(size)
+            rest = frames.rest_frame(payload) if own else _buffer(size)
             rest = self._transport.broadcast(rest, src)
         return value if own else frames.decode(first, rest)
 
@@ -52,10 +52,10 @@ class ObjectChannel:
             self._transport.send(frames.rest_frame(payload), dst)
 
     def recv(self, src: int) -> Any:
-        first = self._transport.recv(_room(frames.FRAME_BYTES), src)
+        first = self._transport.recv(_buffer(frames.FRAME_BYTES), src)
         size = frames.rest_bytes(first)
-        return frames.decode(first, self._transport.recv(_room(size), src) if size else None)
+        return frames.decode(first, self._transport.recv(_buffer(size), src) if size else None)
 
 
-def _room(size: int) -> torch.Tensor:
+def _buffer(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8)

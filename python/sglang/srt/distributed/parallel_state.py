@@ -1,7 +1,6 @@
-"""Owns the process groups of this rank: ten slots, the getters over them, the build, the scopes that swap
-one.
+"""Owns the process groups of this rank: the slots, how they are filled and read, the scopes that replace one.
 
-Read by the context's live reads and inside this folder only; everything else asks ``get_parallel()``. Must
+Read by the context's live reads and inside this folder only; everything else asks `get_parallel()`. Must
 not take a width as an argument: groups are built at the published widths and checked against them.
 """
 
@@ -48,7 +47,7 @@ _MOE_TP: GroupCoordinator | None = None
 _PP: GroupCoordinator | None = None
 _SELF_PP: GroupCoordinator | None = None
 
-#: Slots of ``initialize_model_parallel`` by the name of their layout, in the order of the build.
+#: Group of `group_layout` -> its slot, in the order in which `initialize_model_parallel` builds them.
 _SLOT_OF = {
     "tp": "_TP",
     "dcp": "_DCP",
@@ -66,9 +65,6 @@ _TP_STATE_PATCHED = False
 _PP_STATE_PATCHED = False
 
 
-# -- the world ---------------------------------------------------------------------------------------------
-
-
 def init_distributed_environment(
     *,
     world_size: int = 1,
@@ -80,8 +76,7 @@ def init_distributed_environment(
 ) -> None:
     """Join (or, as the only rank, make) the world and build its group.
 
-    Ranks meet in ``store``; one rank alone needs none: no port, no name look-up. ``timeout_s`` limits the
-    meeting and every collective of every group.
+    Ranks meet in `store`; a single rank needs none. `timeout_s` limits the meeting and every collective.
     """
     global _WORLD
     if torch.distributed.is_initialized():
@@ -95,8 +90,8 @@ def init_distributed_environment(
             raise ValueError(f"{world_size} ranks need a place to meet: pass store=...")
         store = torch.distributed.HashStore()
     if not envs.GLOO_SOCKET_IFNAME.is_set():
-        # Ranks of several machines have chosen theirs (`rendezvous`). Without one gloo looks its own host
-        # name up, which is slow or fails where that name does not resolve.
+        # Ranks of several machines have set theirs in `rendezvous`. Without one gloo looks up its own host
+        # name, which is slow, or fails where that name does not resolve.
         envs.GLOO_SOCKET_IFNAME.set("lo")
     limit = DIST_TIMEOUT_S if timeout_s is None else timeout_s
     try:
@@ -122,7 +117,7 @@ def init_distributed_environment(
 
 
 def destroy_distributed_environment() -> None:
-    """Leave the world; groups inside it go first. Works on a process that never joined one."""
+    """Destroy all groups, then leave the world; does nothing in a process that never joined one."""
     global _WORLD
     destroy_model_parallel()
     if _WORLD is not None:
@@ -131,9 +126,6 @@ def destroy_distributed_environment() -> None:
     communicators.forget_all()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-# -- the groups inside it ----------------------------------------------------------------------------------
 
 
 def init_model_parallel_group(
@@ -184,7 +176,7 @@ def initialize_model_parallel() -> None:
 
 
 def _published_sizes() -> GroupSizes:
-    """The widths in force, from the one place that answers them."""
+    """The widths in force."""
     parallel = get_parallel()
     return GroupSizes(
         tp_size=parallel.tp_size,
@@ -201,7 +193,7 @@ def _published_sizes() -> GroupSizes:
 
 
 def destroy_model_parallel() -> None:
-    """Give back every group inside the world; does nothing where none was built."""
+    """Destroy every group inside the world; does nothing where none was built."""
     for slot in reversed(_SLOT_OF.values()):
         group = globals()[slot]
         globals()[slot] = None
@@ -209,24 +201,21 @@ def destroy_model_parallel() -> None:
             group.destroy()
 
 
-# -- scopes ------------------------------------------------------------------------------------------------
-
-
 def patch_tensor_parallel_group(
     group: GroupCoordinator, *, owns_attention: bool
 ) -> AbstractContextManager[None]:
-    """Install ``group`` as the tensor group for a block.
+    """Install `group` as the tensor group for a block.
 
-    With ``owns_attention`` the group is the whole world of what runs inside: attention and experts lie in
-    it, one replica wide. Without, only the tensor names change and the attention layout stays the
-    deployment's. ``dp_size`` counts the deployment's replicas and is never touched.
+    With `owns_attention` a draft runs on this group alone: its attention and experts are cut over it, and
+    there is one replica. Without, only the tensor names change and attention keeps the deployment's layout.
+    `dp_size` counts the deployment's replicas and never changes.
     """
     return tensor_scope(lambda: group, owns_attention=owns_attention)
 
 
 @scope_function
 def tensor_scope(find_group: Callable[[], GroupCoordinator], *, owns_attention: bool) -> Iterator[None]:
-    """``patch_tensor_parallel_group`` over a group that is looked up when the scope is entered."""
+    """`patch_tensor_parallel_group` with a group that is looked up when the scope is entered."""
     global _TP_STATE_PATCHED
     if _TP_STATE_PATCHED:
         raise AssertionError("a draft tensor scope is open already; scopes of one kind do not nest")
@@ -243,7 +232,7 @@ def tensor_scope(find_group: Callable[[], GroupCoordinator], *, owns_attention: 
 
 
 def _owned_by(group: GroupCoordinator) -> dict[str, Any]:
-    """Attention and expert placement of a model that runs whole on ``group``."""
+    """Attention and expert placement of a model that runs on `group` alone."""
     width, rank, alone = group.world_size, group.rank_in_group, _SELF_PP
     return {
         "attn_tp_group": group,
@@ -268,8 +257,7 @@ def _owned_by(group: GroupCoordinator) -> dict[str, Any]:
 
 @scope_function
 def patch_pipeline_parallel_group(group: GroupCoordinator) -> Iterator[None]:
-    """Install ``group`` as the pipeline for a block: group, size and rank. May be open beside a tensor
-    scope."""
+    """Install `group` as the pipeline for a block; may be open together with a tensor scope."""
     global _PP_STATE_PATCHED
     if _PP_STATE_PATCHED:
         raise AssertionError("a draft pipeline scope is open already; scopes of one kind do not nest")
@@ -280,9 +268,6 @@ def patch_pipeline_parallel_group(group: GroupCoordinator) -> Iterator[None]:
             yield
         finally:
             _PP_STATE_PATCHED = False
-
-
-# -- getters: what the context's live reads end in ---------------------------------------------------------
 
 
 def _built(
@@ -330,7 +315,7 @@ def get_pp_group() -> GroupCoordinator:
 
 
 def get_self_pp_group() -> GroupCoordinator:
-    """The one-rank pipeline of this process: what a draft's pipeline scope installs."""
+    """The pipeline of this rank alone, which a draft's pipeline scope installs."""
     return _built(_SELF_PP, "self_pp")
 
 
@@ -375,5 +360,5 @@ def get_attn_context_model_parallel_rank() -> int:
 
 
 def get_attn_tensor_model_parallel_world_size() -> int:
-    """The built width. The context never asks: a width is published, and the build is checked against it."""
+    """The width that was built; the context answers with the published one, which it is checked against."""
     return get_attn_tp_group().world_size

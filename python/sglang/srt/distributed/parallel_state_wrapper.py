@@ -1,7 +1,7 @@
-"""Owns ``ParallelState``: the placement of one runner, frozen where it is built.
+"""Owns `ParallelState`: the placement in which a model runner was built.
 
-Built and compared by the model runner; read by the weight checker, which reports outside the runner's scope.
-Must not be used to decide anything in a forward: code that runs asks the context in the scope that runs.
+Made and compared by the model runner; read by the weight checker, which reports outside the runner's scope.
+Must not decide anything in a forward: code that runs asks the context, in the scope that is open then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 
 __all__ = ["ParallelState"]
 
-#: Width and rank of every kind that cuts a layer, and then those of the pipeline.
+#: Width and rank of every kind of parallelism that cuts a layer.
 _CUTS = tuple(
     (f"{kind}_size", f"{kind}_rank")
     for kind in ("tp", "attn_tp", "attn_dp", "attn_cp", "moe_ep", "moe_dp", "moe_tp")
@@ -22,7 +22,7 @@ _PIPELINE = (("pp_size", "pp_rank"),)
 
 
 def _answers(names: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """What the context answers now. The only rank of a width of one is 0, which need not be known."""
+    """What the context answers now. At width one the rank is 0, and no group is asked for it."""
     parallel = get_parallel()
     answers: dict[str, int] = {}
     for size, rank in names:
@@ -33,7 +33,7 @@ def _answers(names: Sequence[tuple[str, str]]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelState:
-    """Widths and ranks of the runner it was made for."""
+    """Widths and ranks of one runner."""
 
     tp_rank: int = 0
     tp_size: int = 1
@@ -54,23 +54,22 @@ class ParallelState:
 
     @classmethod
     def trivial(cls, *, pp_rank: int = 0, pp_size: int = 1) -> ParallelState:
-        """One rank in everything but, perhaps, the pipeline."""
+        """Width one in everything but the pipeline."""
         if not 0 <= pp_rank < pp_size:
             raise ValueError(f"0 <= pp_rank < pp_size does not hold: rank {pp_rank}, width {pp_size}")
         return cls(pp_rank=pp_rank, pp_size=pp_size)
 
     @classmethod
     def from_context(cls) -> ParallelState:
-        """What the context answers now, in the scope this is called in."""
+        """What the context answers now, in the scope that is open."""
         return cls(**_answers((*_CUTS, *_PIPELINE)))
 
     def check_in_force(self) -> None:
         """`RuntimeError` unless layers that were built in this placement may run in the one in force now.
 
         Layers keep rank and width from their construction and ask for a group when they run, so in another
-        placement they would give wrong numbers or none. The pipeline may differ: its scope is around the
-        construction of a draft and not around its forwards. Groups are not compared: what a scope installs is
-        a group of this deployment at the rank that it states, and groups that were built anew are as good.
+        placement they would compute wrong numbers. The pipeline may differ: its scope is open while a draft
+        is built and not while it runs. Groups are not compared: groups that were built again will do.
         """
         now = _answers(_CUTS)
         changed = [name for name, value in now.items() if value != getattr(self, name)]

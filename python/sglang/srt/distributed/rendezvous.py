@@ -1,8 +1,7 @@
-"""Owns how the ranks of one world meet: the store, the comparison of what they were started with, the first
-group.
+"""Owns how the ranks of one world meet: they open a store, compare their configurations, build the world.
 
 Called by the rank process, once. Must not read flags: what is compared comes in as plain values, without
-secrets and without facts of one machine. Nobody builds a process group before all ranks said the same.
+secrets and without what differs by machine. No group is built before all configurations were found equal.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ __all__ = ["join_world"]
 
 logger = logging.getLogger(__name__)
 
-#: How long the rank that holds the store waits before it leaves with an error, so that the others can read
-#: why.
-_FAREWELL_S = 5.0
-#: Where a rank that came twice is written down.
-_TWINS = "meeting/twins"
-#: How often a rank says for whom it waits.
-_SAY_EVERY_S = 20.0
+#: After a refusal the rank that holds the store stays this long, so that the others can read the reason.
+_STAY_AFTER_REFUSAL_S = 5.0
+#: Key under which the number of a rank that two processes claim is stored.
+_DUPLICATE_RANK = "meeting/twins"
+#: A waiting rank logs the ranks that are missing this often.
+_LOG_EVERY_S = 20.0
 
 
 def join_world(
@@ -48,19 +46,19 @@ def join_world(
     meeting_timeout_s: float | None = None,
     backend: str = "gloo",
 ) -> None:
-    """Meet at ``file:PATH`` or ``tcp://HOST:PORT``, compare, build the world and keep the store.
+    """Meet at `file:PATH` or `tcp://HOST:PORT`, compare, build the world and keep the store.
 
-    ``configuration`` is the public record of this rank as JSON values. ``ValueError`` on every rank when one
-    differs from world rank 0's; ``RuntimeError`` naming the ranks that did not come within
-    ``meeting_timeout_s``, which is ``timeout_s`` where nothing else is said.
+    `configuration` is the public record of this rank as JSON values. `ValueError` on every rank when one
+    differs from that of world rank 0; `RuntimeError` naming the ranks that did not come within
+    `meeting_timeout_s` (by default `timeout_s`).
     """
     limit = DIST_TIMEOUT_S if timeout_s is None else timeout_s
     meeting = parse_meeting(rendezvous)
     if world_size > 1 and not envs.GLOO_SOCKET_IFNAME.is_set():
         envs.GLOO_SOCKET_IFNAME.set(interface_towards(meeting))
-    patience = limit if meeting_timeout_s is None else meeting_timeout_s
-    store = _open(meeting, world_rank, world_size, patience)
-    _StartCheck(store, meeting, world_rank, world_size, patience).compare(configuration)
+    meeting_limit = limit if meeting_timeout_s is None else meeting_timeout_s
+    store = _open(meeting, world_rank, world_size, meeting_limit)
+    _ConfigurationCheck(store, meeting, world_rank, world_size, meeting_limit).compare(configuration)
     init_distributed_environment(
         world_size=world_size,
         rank=world_rank,
@@ -73,7 +71,7 @@ def join_world(
 
 
 def _open(meeting: Meeting, rank: int, world_size: int, limit: float) -> torch.distributed.Store:
-    """World rank 0 holds the port; the others come to it. One rank alone needs no place."""
+    """World rank 0 listens at the port and the others connect to it; a single rank needs neither."""
     if world_size == 1:
         return torch.distributed.HashStore()
     if meeting.path is not None:
@@ -96,7 +94,7 @@ def _open(meeting: Meeting, rank: int, world_size: int, limit: float) -> torch.d
 
 def _await_listener(meeting: Meeting, rank: int, limit: float) -> None:
     deadline = time.monotonic() + limit
-    patience = _Patience(meeting, rank, limit)
+    waiting_log = _WaitingLog(meeting, rank, limit)
     while True:
         try:
             left = max(deadline - time.monotonic(), 0.1)
@@ -109,34 +107,34 @@ def _await_listener(meeting: Meeting, rank: int, limit: float) -> None:
                     f"{rank}). Start machine 0 with the same --dist-init-addr and see whether the port is "
                     "open between the machines; raise --dist-timeout if it only starts slowly"
                 ) from None
-        patience.say([0])
+        waiting_log.log_missing([0])
         time.sleep(0.1)
 
 
-class _Patience:
-    """Says now and then for whom a rank waits, so that a log that stands still has a reason in it."""
+class _WaitingLog:
+    """Logs from time to time which ranks a rank still waits for."""
 
     def __init__(self, meeting: Meeting, rank: int, limit: float) -> None:
-        self._where = f"world rank {rank} waits at {meeting}"
+        self._prefix = f"world rank {rank} waits at {meeting}"
         self._limit = limit
-        self._began = self._said = time.monotonic()
+        self._began_at = self._logged_at = time.monotonic()
 
-    def say(self, missing: Sequence[int]) -> None:
+    def log_missing(self, missing: Sequence[int]) -> None:
         now = time.monotonic()
-        if now - self._said < _SAY_EVERY_S:
+        if now - self._logged_at < _LOG_EVERY_S:
             return
-        self._said = now
+        self._logged_at = now
         logger.info(
             "%s for world ranks %s: %.0f s so far, at most %g s",
-            self._where,
+            self._prefix,
             list(missing),
-            now - self._began,
+            now - self._began_at,
             self._limit,
         )
 
 
-class _StartCheck:
-    """Whether every rank came to the meeting once, and all with the same configuration."""
+class _ConfigurationCheck:
+    """Compares the configurations of all ranks through the store."""
 
     def __init__(
         self, store: torch.distributed.Store, meeting: Meeting, rank: int, world_size: int, limit: float
@@ -149,60 +147,61 @@ class _StartCheck:
         self._deadline = time.monotonic() + limit
 
     def compare(self, configuration: dict[str, Any]) -> None:
-        """Return when every rank said the same as rank 0."""
+        """Return when every rank has the configuration of rank 0."""
         mine = json.loads(json.dumps({"world_size": self._world_size} | configuration, sort_keys=True))
         if self._store.add(self._key("arrivals", self._rank), 1) > 1:
-            # Told to all: they would wait for the rank that the second one should have been.
-            self._store.set(_TWINS, str(self._rank))
-            self._refuse_twins()
+            # Stored for all: they would wait for the rank that the second process should have been.
+            self._store.set(_DUPLICATE_RANK, str(self._rank))
+            self._refuse_duplicate()
         if self._rank == 0:
             self._store.set(self._key("configuration", 0), json.dumps(mine))
-            self._say("")
+            self._store_verdict("")
         else:
-            self._await("configuration", [0])
+            self._wait_for("configuration", [0])
             first = json.loads(self._store.get(self._key("configuration", 0)))
-            self._say(_difference(self._rank, mine, first))
+            self._store_verdict(_difference(self._rank, mine, first))
         verdicts = self._verdicts()
         self._store.set(self._key("read", self._rank), "")
         if not verdicts:
             return
-        self._see_off(verdicts)
+        self._wait_for_readers()
         raise ValueError("\n".join([*verdicts.values(), "Start every machine with the same flags."]))
 
-    def _refuse_twins(self) -> None:
-        if not self._came(_TWINS):
+    def _refuse_duplicate(self) -> None:
+        if not self._is_stored(_DUPLICATE_RANK):
             return
+        duplicate = self._store.get(_DUPLICATE_RANK).decode()
         raise ValueError(
-            f"world rank {self._store.get(_TWINS).decode()} came to {self._meeting} twice: two machines have "
+            f"world rank {duplicate} came to {self._meeting} twice: two machines have "
             "the same --node-rank, or one was started again; start all of them again, each with its own"
         )
 
-    def _say(self, verdict: str) -> None:
+    def _store_verdict(self, verdict: str) -> None:
         self._store.set(self._key("verdict", self._rank), verdict)
-        self._own = verdict
+        self._own_verdict = verdict
 
     def _verdicts(self) -> dict[int, str]:
-        """What ranks found different. A rank that differs itself need not wait for what others find."""
-        if self._own:
-            return {self._rank: self._own}
-        self._await("verdict", range(self._world_size))
-        said = {
+        """What ranks found different. A rank that differs itself does not wait for the others."""
+        if self._own_verdict:
+            return {self._rank: self._own_verdict}
+        self._wait_for("verdict", range(self._world_size))
+        found = {
             rank: self._store.get(self._key("verdict", rank)).decode() for rank in range(self._world_size)
         }
-        return {rank: text for rank, text in said.items() if text}
+        return {rank: text for rank, text in found.items() if text}
 
-    def _see_off(self, verdicts: dict[int, str]) -> None:
-        """The store goes down with rank 0, so rank 0 leaves last, when the others have read."""
+    def _wait_for_readers(self) -> None:
+        """Rank 0 holds the store, so it waits until the others have read the verdicts."""
         if self._rank == 0:
-            self._deadline = time.monotonic() + _FAREWELL_S
+            self._deadline = time.monotonic() + _STAY_AFTER_REFUSAL_S
             with suppress(RuntimeError):
-                self._await("read", range(self._world_size))
+                self._wait_for("read", range(self._world_size))
 
-    def _await(self, kind: str, ranks: Iterable[int]) -> None:
-        """Until the ranks left their mark; the error names those that did not."""
+    def _wait_for(self, kind: str, ranks: Iterable[int]) -> None:
+        """Wait until the ranks stored a key of this kind; the error names those that did not."""
         missing, pause = list(ranks), 0.005
-        patience = _Patience(self._meeting, self._rank, self._limit)
-        while missing := [rank for rank in missing if not self._came(self._key(kind, rank))]:
+        waiting_log = _WaitingLog(self._meeting, self._rank, self._limit)
+        while missing := [rank for rank in missing if not self._is_stored(self._key(kind, rank))]:
             if time.monotonic() >= self._deadline:
                 self._store.set(self._key("left", self._rank), "")
                 raise RuntimeError(
@@ -210,12 +209,12 @@ class _StartCheck:
                     f"{self._limit:g} s (this is world rank {self._rank}). Their own logs say why they did "
                     "not start; raise --dist-timeout if they only start slowly"
                 )
-            self._refuse_twins()
-            patience.say(missing)
+            self._refuse_duplicate()
+            waiting_log.log_missing(missing)
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
 
-    def _came(self, key: str) -> bool:
+    def _is_stored(self, key: str) -> bool:
         try:
             return self._store.check([key])
         except torch.distributed.DistNetworkError as error:
@@ -230,7 +229,7 @@ class _StartCheck:
 
 
 def _difference(rank: int, mine: dict[str, Any], first: dict[str, Any]) -> str:
-    """Empty when equal, else each name with both values."""
+    """Each name that differs, with both values; empty when none does."""
     absent = object()
     names = [name for name in sorted(mine | first) if mine.get(name, absent) != first.get(name, absent)]
     if not names:

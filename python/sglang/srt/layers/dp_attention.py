@@ -1,8 +1,8 @@
 """Attention data parallelism: public names, and the sizes of one forward over all replicas.
 
-Read by layers, the model runner, the scheduler and the doors. ``is_dp_attention_enabled`` says what the
-deployment is and is read outside model code; layers branch on ``get_parallel().attn_dp_size``. Must not keep
-a width or a rank, and moves no rows (``dp_gather`` does).
+Read by layers, the model runner, the scheduler and the doors. `is_dp_attention_enabled` says what the
+deployment is and is read outside model code; layers branch on `get_parallel().attn_dp_size`. Must not keep
+a width or a rank, and moves no rows (`dp_gather` does).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_dp_attention_enabled() -> bool:
 def compute_dp_attention_world_info(
     enable_dp_attention: bool, tp_rank: int, tp_size: int, dp_size: int, attn_cp_size: int = 1
 ) -> tuple[int, int, int, int]:
-    """``(attn_tp_rank, attn_tp_size, attn_dp_rank, attn_dp_size)`` of one tensor rank; the last two are 0,
+    """`(attn_tp_rank, attn_tp_size, attn_dp_rank, attn_dp_size)` of one tensor rank; the last two are 0,
     1 without it."""
     replicas = attn_dp_size_of(enable_dp_attention, dp_size)
     widths = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=replicas)
@@ -149,7 +149,7 @@ def set_dp_buffer_len(
 ) -> None:
     """Sizes of this forward's gathered rows; they stay until the next write or reset.
 
-    ``global_len`` rows of all replicas, ``local_len`` of this one (both with padding), and the tokens that
+    `global_len` rows of all replicas, `local_len` of this one (both with padding), and the tokens that
     each replica really has.
     """
     forward = get_forward()

@@ -1,7 +1,7 @@
 """How much detail request traces have. Writing traces arrives with the observability work.
 
 Read by whoever would open a span. The level lives in the context's resources: seeded from
-``SGLANG_TRACE_LEVEL`` at the first ask, kept until it is set or the context is reset.
+`SGLANG_TRACE_LEVEL` at the first ask, kept until it is set or the context is reset.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Owns ``RuntimeContext``, the one process-wide object, and the functions that read its parts.
+"""Owns `RuntimeContext`, the one process-wide object, and the functions that read its parts.
 
-Read everywhere through ``get_context()``, ``get_parallel()``, ``get_schedule()`` and their siblings. Must not
-import torch, ``distributed`` or anything under ``srt/utils``.
+Read everywhere through `get_context()`, `get_parallel()`, `get_schedule()` and their siblings. Must not
+import torch, `distributed` or anything under `srt/utils`.
 """
 
 from __future__ import annotations
@@ -80,8 +80,6 @@ class RuntimeContext:
     def __reduce__(self) -> NoReturn:
         refuse_copy("RuntimeContext", "get_context()")
 
-    # -- the publication ----------------------------------------------------------------------------------
-
     @property
     def _server_args(self) -> Any:
         return None if self.publication is None else self.publication.record
@@ -147,7 +145,7 @@ class RuntimeContext:
         return self.publication.bags[name]
 
     def override(self, source: str, /, **leaves: Any) -> None:
-        """Replace published leaves for good, by bare name; ``source`` says who, for the provenance log."""
+        """Replace published leaves for good, by bare name; `source` says who, for the provenance log."""
         if self.publication is None:
             raise ValueError(
                 f"nothing is published, so {source!r} has nothing to override; call publish() first"
@@ -178,8 +176,6 @@ class RuntimeContext:
         scope: AbstractContextManager[Any] = import_module(_TEST_SCOPES).ServerArgsOverride(self, fields)
         return scope
 
-    # -- handles ------------------------------------------------------------------------------------------
-
     def get_stream(self, name: str) -> Any:
         """The device stream of that name, made at the first ask."""
         streams = self.resources.streams
@@ -191,14 +187,12 @@ class RuntimeContext:
         self.resources.streams[name] = stream
 
     def get_buffer(self, name: str, factory: Callable[[], T]) -> T:
-        """The persistent buffer of that name, made by ``factory`` at the first ask."""
+        """The persistent buffer of that name, made by `factory` at the first ask."""
         buffers = self.resources.buffers
         if name not in buffers:
             buffers[name] = factory()
         made: T = buffers[name]
         return made
-
-    # -- end of life --------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Back to an empty process. The parallel context object survives: components keep it."""

@@ -1,6 +1,6 @@
 """Owns the runtime flags: state that the process enters and leaves, in declared groups.
 
-Read through ``get_flags()``, never kept (``reset_context`` replaces the object). Must not hold resolved
+Read through `get_flags()`, never kept (`reset_context` replaces the object). Must not hold resolved
 configuration: what the operator or resolution decided is in the bags.
 """
 
@@ -64,9 +64,9 @@ class CaptureFlags(FlagGroupBase):
 
 
 class MoeFlags(FlagGroupBase):
-    """Active expert back ends; filled by ``initialize_moe_config()``, swapped inside the draft contexts.
+    """Active expert back ends; filled by `initialize_moe_config()`, swapped inside the draft contexts.
 
-    None means nobody filled it yet: the getters of ``layers/moe/utils.py`` say what that reads as.
+    None means nobody filled it yet: the getters of `layers/moe/utils.py` say what that reads as.
     """
 
     a2a_backend: Any = None
@@ -131,7 +131,7 @@ class Flags:
         return [group._scopes for group in (self.capture, self.moe, self.dp)]
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """All leaves of all groups, for ``restore``."""
+        """All leaves of all groups, for `restore`."""
         return {"capture": self.capture.values(), "moe": self.moe.values(), "dp": self.dp.values()}
 
     def restore(self, saved: dict[str, dict[str, Any]]) -> None:

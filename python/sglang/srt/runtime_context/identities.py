@@ -38,8 +38,8 @@ GROUP_WIDTHS: dict[str, tuple[str, str]] = {
 def validate_parallel(parallel: PlacementReader, who: str, groups: Collection[str] | None = None) -> None:
     """Raise one ValueError that lists every identity the context now violates.
 
-    ``groups`` names the groups to compare with their widths; None means all that are built, and then also
-    each group's ``rank_in_group`` with the rank the context answers.
+    `groups` names the groups to compare with their widths; None means all that are built, and then also
+    each group's `rank_in_group` with the rank the context answers.
     """
     build = groups is None
     wanted = list(GROUP_WIDTHS) if groups is None else [name for name in groups if name in GROUP_WIDTHS]

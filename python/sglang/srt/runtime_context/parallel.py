@@ -1,8 +1,8 @@
-"""Owns ``ParallelContext``: how wide is each kind of parallelism, which rank is this, which group does it
+"""Owns `ParallelContext`: how wide is each kind of parallelism, which rank is this, which group does it
 reduce over.
 
-Read everywhere through ``get_parallel()``; one name is answered by, in this order, an open scope, a stamp,
-the published bag, the process group. Must not import torch or ``distributed``: the group getters are found
+Read everywhere through `get_parallel()`; one name is answered by, in this order, an open scope, a stamp,
+the published bag, the process group. Must not import torch or `distributed`: the group getters are found
 by dotted name.
 """
 
@@ -34,9 +34,9 @@ GETTER_MODULE = "sglang.srt.distributed.parallel_state"
 
 
 class ParallelContext(ParallelNames):
-    """One reader for every placement question; see ``parallel_fields()`` for the names it answers.
+    """One reader for every placement question; see `parallel_fields()` for the names it answers.
 
-    A read costs one slot and at most three dictionary look-ups, and traces under ``fullgraph``.
+    A read costs one slot and at most three dictionary look-ups, and traces under `fullgraph`.
     """
 
     __slots__ = (
@@ -55,13 +55,13 @@ class ParallelContext(ParallelNames):
     _stamp: dict[str, Any]
     #: Names stated by the scopes that are open now, ahead of everything.
     _overrides: dict[str, Any]
-    #: The open scopes, which write ``_overrides``.
+    #: The open scopes, which write `_overrides`.
     _scopes: ScopeStack
-    #: What a read walks: ``_overrides``, then config and stamp merged. Rebuilt where either of these is
-    #: written; one slot, because a class with ``__getattr__`` pays for each slot it reads.
+    #: What a read walks: `_overrides`, then config and stamp merged. Rebuilt where either of these is
+    #: written; one slot, because a class with `__getattr__` pays for each slot it reads.
     _layers: tuple[dict[str, Any], dict[str, Any]]
     #: What scopes were found to fit: stated names -> the live answers that this rests on. Emptied with
-    #: ``_layers``.
+    #: `_layers`.
     _verdicts: dict[object, dict[str, Any]]
     #: Entered around the write of a stamp, with the act and the names that are written or dropped.
     _around_stamp: Callable[[str, set[str]], AbstractContextManager[None]] | None
@@ -77,8 +77,6 @@ class ParallelContext(ParallelNames):
         ):
             object.__setattr__(self, slot, value)
         self.put(None, {})
-
-    # -- writes -------------------------------------------------------------------------------------------
 
     def put(self, config: dict[str, Any] | None, stamp: dict[str, Any]) -> None:
         """Replace what is published and stamped; publish and its undoing call this, and nobody else."""
@@ -151,7 +149,7 @@ class ParallelContext(ParallelNames):
             yield
 
     def refuse_open_scope(self, act: str) -> None:
-        """RuntimeError while a scope is open: what ``act`` reads or writes would be the scope's."""
+        """RuntimeError while a scope is open: what `act` reads or writes would be the scope's."""
         if self._overrides:
             raise RuntimeError(
                 f"{act} inside an open parallel scope, which states {', '.join(sorted(self._overrides))}; "
@@ -159,7 +157,7 @@ class ParallelContext(ParallelNames):
             )
 
     def _check_scope(self, names: dict[str, Any]) -> None:
-        """The identities with ``names`` stated on top of the open scopes.
+        """The identities with `names` stated on top of the open scopes.
 
         Drafts enter the same scope several times a step, so a verdict is kept for as long as publication and
         stamp stand. It holds while the process groups give the answers that it rests on.
@@ -201,14 +199,12 @@ class ParallelContext(ParallelNames):
     def __reduce__(self) -> NoReturn:
         raise TypeError("placement belongs to its process; publish() the record there and ask get_parallel()")
 
-    # -- reads --------------------------------------------------------------------------------------------
-
     def settled(self) -> Mapping[str, Any]:
         """What is published and stamped, by name: the answers without any scope."""
         return self._layers[1]
 
     def answered_by(self, name: str) -> str:
-        """Which layer a read of ``name`` ends in: scope, stamp, published, live, computed or nobody."""
+        """Which layer a read of `name` ends in: scope, stamp, published, live, computed or nobody."""
         if name in self._overrides:
             return "scope"
         if name in self._stamp:
@@ -290,11 +286,8 @@ def _refuse_unknown(names: dict[str, Any]) -> None:
     )
 
 
-# -- one reader, and what it does when no layer has the name -----------------------------------------------
-
-
 def _reader(name: str, otherwise: Callable[[ParallelContext], Any], doc: str) -> property:
-    """``name`` is a closure cell, which dynamo treats as the constant it is."""
+    """`name` is a closure cell, which dynamo treats as the constant it is."""
 
     def read(self: ParallelContext) -> Any:
         overrides, settled = self._layers

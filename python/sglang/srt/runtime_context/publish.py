@@ -1,6 +1,6 @@
 """Owns the acts of a process entry: publish a record, assert that it is the one in force, start over.
 
-Read by entries (``publish``), constructors (``assert_published``) and tests (``reset_context``). Must not
+Read by entries (`publish`), constructors (`assert_published`) and tests (`reset_context`). Must not
 resolve, open the model path or refuse a value for being unserved: that happened at the door.
 """
 
@@ -28,7 +28,7 @@ ROLES = frozenset({"scheduler", "tokenizer", "detokenizer", "controller", "engin
 def publish(server_args: Any, *, role: str, ranks: SpawnRanks | None = None) -> None:
     """Put a record in force in this process, replacing all that an earlier publish left.
 
-    With ``ranks`` every rank is stamped and no group is asked for one; without, ranks are read live.
+    With `ranks` every rank is stamped and no group is asked for one; without, ranks are read live.
     Checked whole before anything is replaced.
     """
     if role not in ROLES:
@@ -44,7 +44,7 @@ def publish_role() -> str | None:
 
 def assert_published(server_args: Any, *, role: str) -> None:
     """What a constructor does in place of publishing: fail loud unless this very record is in force as
-    ``role``."""
+    `role`."""
     publication = get_context().publication
     cure = f"the process entry calls publish(server_args, role={role!r}) once, before anything is constructed"
     if publication is None:
@@ -59,7 +59,7 @@ def assert_published(server_args: Any, *, role: str) -> None:
 
 def assert_role(role: str) -> None:
     """The same for a constructor that reads the context and is handed no record: fail loud unless something
-    is in force as ``role``. A test process plays every role.
+    is in force as `role`. A test process plays every role.
     """
     publication = get_context().publication
     if publication is None or publication.role != "test":

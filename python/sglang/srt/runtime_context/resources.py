@@ -1,7 +1,7 @@
 """Owns the named slots of process-level handles: streams, buffers, pools, recorders, stores.
 
-Read through ``get_resources()`` by the modules that create such a handle. Must not create one itself,
-except the keyed get-or-create of streams and buffers; all of them end together with ``reset_context``.
+Read through `get_resources()` by the modules that create such a handle. Must not create one itself,
+except the keyed get-or-create of streams and buffers; all of them end together with `reset_context`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeepEPState:
 
 
 class Resources(FlagGroupBase):
-    """One slot per handle; ``override`` swaps some for the length of a block."""
+    """One slot per handle; `override` swaps some for the length of a block."""
 
     _accessor: ClassVar[str] = "get_resources()"
 

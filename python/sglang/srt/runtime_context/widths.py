@@ -1,6 +1,6 @@
 """Owns the arithmetic of widths and ranks: what follows from the configured leaves and one world rank.
 
-Read by publish and by ``layers.dp_attention``; the names are declared in ``arg_groups/fields/parallel.py``.
+Read by publish and by `layers.dp_attention`; the names are declared in `arg_groups/fields/parallel.py`.
 Pure functions: must not read the context, a process group or the platform.
 """
 
@@ -50,7 +50,7 @@ def runs_attention_dp(placement: Mapping[str, Any]) -> bool:
 
 
 def derive_attention_widths(*, tp_size: int, attn_cp_size: int, attn_dp_size: int) -> dict[str, int]:
-    """``attn_tp_size`` and ``attn_dp_size``; a width that does not divide is left for the identities to
+    """`attn_tp_size` and `attn_dp_size`; a width that does not divide is left for the identities to
     refuse."""
     return {"attn_tp_size": tp_size // attn_dp_size // attn_cp_size, "attn_dp_size": attn_dp_size}
 
@@ -65,7 +65,7 @@ def derive_parallel_widths(
     dcp_size: int,
     dcp_enabled: bool,
 ) -> dict[str, Any]:
-    """The six quotients: ``tp 8, attn_dp 2, attn_cp 2, ep 4, moe_dp 2`` gives attn_tp 2, moe_tp 1."""
+    """The six quotients: `tp 8, attn_dp 2, attn_cp 2, ep 4, moe_dp 2` gives attn_tp 2, moe_tp 1."""
     attention = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=attn_dp_size)
     return {
         **attention,
@@ -81,7 +81,7 @@ def deployment_counts(
 ) -> dict[str, int]:
     """Worlds of ranks, replicas that requests are spread over, ranks of all worlds on one machine.
 
-    ``tp 4, dp 2`` are two worlds and 8 ranks; with attention data parallelism one world of 4. Two replicas
+    `tp 4, dp 2` are two worlds and 8 ranks; with attention data parallelism one world of 4. Two replicas
     either way.
     """
     worlds = num_worlds_of(enable_dp_attention, dp_size)
@@ -153,9 +153,9 @@ def leads_attn_tp(attn_tp_rank: int) -> bool:
 def derive_attention_ranks(
     *, tp_rank: int, attn_tp_size: int, attn_cp_size: int, dcp_size: int = 1
 ) -> AttentionRanks:
-    """Digits of ``tp_rank = (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank``.
+    """Digits of `tp_rank = (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank`.
 
-    ``tp_rank 5, attn_tp 2, attn_cp 2``: replica 1, context slice 0, tensor slice 1. The cache stripe counts
+    `tp_rank 5, attn_tp 2, attn_cp 2`: replica 1, context slice 0, tensor slice 1. The cache stripe counts
     inside the tensor slice.
     """
     slow, attn_tp_rank = divmod(tp_rank, attn_tp_size)
@@ -164,9 +164,9 @@ def derive_attention_ranks(
 
 
 def derive_expert_ranks(*, tp_rank: int, moe_ep_size: int, moe_tp_size: int) -> ExpertRanks:
-    """Digits of ``tp_rank = (moe_dp_rank * moe_ep_size + moe_ep_rank) * moe_tp_size + moe_tp_rank``.
+    """Digits of `tp_rank = (moe_dp_rank * moe_ep_size + moe_ep_rank) * moe_tp_size + moe_tp_rank`.
 
-    ``tp_rank 3, ep 2, moe_tp 2``: expert slice 1, tensor slice 1 (so MoE-TP groups are [0,1] [2,3]).
+    `tp_rank 3, ep 2, moe_tp 2`: expert slice 1, tensor slice 1 (so MoE-TP groups are [0,1] [2,3]).
     """
     slow, moe_tp_rank = divmod(tp_rank, moe_tp_size)
     moe_dp_rank, moe_ep_rank = divmod(slow, moe_ep_size)
@@ -174,7 +174,7 @@ def derive_expert_ranks(*, tp_rank: int, moe_ep_size: int, moe_tp_size: int) -> 
 
 
 def derive_stage_ranks(*, world_rank: int, tp_size: int, pp_size: int, offset: int = 0) -> tuple[int, int]:
-    """``(pp_rank, tp_rank)`` of ``world_rank = offset + tp_size * pp_rank + tp_rank``: 5 of tp 4, pp 2 is
+    """`(pp_rank, tp_rank)` of `world_rank = offset + tp_size * pp_rank + tp_rank`: 5 of tp 4, pp 2 is
     (1, 1)."""
     seat = world_rank - offset
     if not 0 <= seat < tp_size * pp_size:

@@ -137,13 +137,13 @@ def test_a_rank_that_comes_twice_ends_the_wait_of_all(tmp_path: Path) -> None:
     """The others wait for the rank that the second one should have been, and nobody else tells them."""
     store = torch.distributed.HashStore()
 
-    def check(rank: int) -> rendezvous._StartCheck:
-        return rendezvous._StartCheck(store, Meeting(path="place"), rank, 3, HANG_GUARD_S)
+    def check_of(rank: int) -> rendezvous._ConfigurationCheck:
+        return rendezvous._ConfigurationCheck(store, Meeting(path="place"), rank, 3, HANG_GUARD_S)
 
     with ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(check(rank).compare, {}) for rank in (0, 1)]
+        waiting = [pool.submit(check_of(rank).compare, {}) for rank in (0, 1)]
         wait_until(lambda: store.check(["meeting/arrivals/1"]))
-        for refused in (*waiting, pool.submit(check(1).compare, {})):
+        for refused in (*waiting, pool.submit(check_of(1).compare, {})):
             with pytest.raises(ValueError, match="world rank 1 came to file:place twice: two machines have"):
                 refused.result(HANG_GUARD_S)
 
@@ -154,7 +154,7 @@ def test_a_rank_says_for_whom_it_waits(
     now = [100.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
     monkeypatch.setattr(rendezvous, "time", clock)
-    check = rendezvous._StartCheck(torch.distributed.HashStore(), Meeting(path="place"), 0, 3, 50.0)
+    check = rendezvous._ConfigurationCheck(torch.distributed.HashStore(), Meeting(path="place"), 0, 3, 50.0)
     with caplog.at_level(logging.INFO), pytest.raises(RuntimeError, match=r"world ranks \[1, 2\] of 3 did"):
         check.compare({})
     words = "world rank 0 waits at file:place for world ranks [1, 2]: {} s so far, at most 50 s"

@@ -1,6 +1,5 @@
-"""How tensors travel inside one group: exchanges over gloo on the CPU, the backend's own collectives
-elsewhere.
+"""Tensor collectives inside one group: exchanges over gloo on the CPU, the backend's own elsewhere.
 
-Built by ``communicators``, read by ``GroupCoordinator``. Must not count calls, translate errors or know a
+Built by `communicators`, read by `GroupCoordinator`. Must not count calls, translate errors or know a
 group's name.
 """

@@ -1,14 +1,13 @@
-"""Owns the tensor collectives of CPU groups, all built on one primitive: each rank hands each other a piece.
+"""Owns the tensor collectives of CPU groups, all of them built on all-to-all.
 
-Read by ``GroupCoordinator``. Must not fall back to gloo's own reductions: pieces are summed on the receiving
-rank in rank order, so that a row's sum depends neither on its neighbours nor on its place in the tensor and
-all ranks hold the same bits. gloo's ring promises neither, and one exchange is quicker than its two rounds.
+Read by `GroupCoordinator`. Must not fall back to gloo's own reductions: pieces are summed on the receiving
+rank in rank order, so that the sum of a row does not depend on the rows around it and all ranks hold the same
+bits. gloo's ring promises neither, and one exchange is faster than its two rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed
@@ -16,8 +15,8 @@ import torch.distributed
 __all__ = ["GlooExchange", "combine"]
 
 #: Up to this many bytes every rank sends its whole tensor to every other (one exchange); above, each rank
-#: reduces one part and hands it round (two exchanges, 2/n of the traffic). Two ranks always send all: the
-#: traffic is the same and a step is saved.
+#: reduces one part and sends the result round (two exchanges, 2/n of the traffic). Two ranks always send all:
+#: the traffic is the same and one exchange is saved.
 ONE_SHOT_BYTES = 1 << 20
 
 
@@ -47,9 +46,9 @@ def _row_width(rows: torch.Tensor) -> int:
 
 
 class GlooExchange:
-    """Collectives of one group. Rows are dim 0; ``sizes`` lists the rows of each rank in rank order."""
+    """Collectives of one group. Rows are dim 0; `sizes` lists the rows of each rank in rank order."""
 
-    def __init__(self, group: Any, rank: int, world_size: int) -> None:
+    def __init__(self, group: torch.distributed.ProcessGroup, rank: int, world_size: int) -> None:
         self._group = group
         self._rank = rank
         self._world_size = world_size
@@ -57,22 +56,22 @@ class GlooExchange:
     def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         flat = tensor.reshape(-1)
         if self._world_size == 2 or flat.numel() * flat.element_size() <= ONE_SHOT_BYTES:
-            reduced = combine(self._swap(flat, [flat.numel()] * self._world_size), op)
+            reduced = combine(self._gather_pieces(flat, [flat.numel()] * self._world_size), op)
         else:
             share, extra = divmod(flat.numel(), self._world_size)
             sizes = [share + (rank < extra) for rank in range(self._world_size)]
-            reduced = torch.cat(self._swap(self.reduce_scatter(flat, sizes, op), sizes))
+            reduced = torch.cat(self._gather_pieces(self.reduce_scatter(flat, sizes, op), sizes))
         return reduced.view(tensor.shape)
 
     def all_gather(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         width = _row_width(rows)
-        pieces = self._swap(rows.reshape(-1), [size * width for size in sizes])
+        pieces = self._gather_pieces(rows.reshape(-1), [size * width for size in sizes])
         return torch.cat(pieces).view(sum(sizes), *rows.shape[1:])
 
     def reduce_scatter(self, rows: torch.Tensor, sizes: Sequence[int], op: str) -> torch.Tensor:
         mine = sizes[self._rank]
-        came = self.all_to_all(rows, [mine] * self._world_size, sizes)
-        return combine(came.view(self._world_size, mine, *rows.shape[1:]).unbind(0), op)
+        received = self.all_to_all(rows, [mine] * self._world_size, sizes)
+        return combine(received.view(self._world_size, mine, *rows.shape[1:]).unbind(0), op)
 
     def all_to_all(
         self, rows: torch.Tensor, out_sizes: Sequence[int], in_sizes: Sequence[int]
@@ -100,8 +99,8 @@ class GlooExchange:
         torch.distributed.recv(tensor.view(-1).view(torch.uint8), group_src=src, group=self._group)
         return tensor
 
-    def _swap(self, flat: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Every rank's flat tensor, in rank order. The own one is not sent, so it is not copied either."""
+    def _gather_pieces(self, flat: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Every rank's flat tensor, in rank order; the own one is neither sent nor copied."""
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         outgoing = flat if len(others) == 1 else flat.repeat(len(others))
         out_sizes, in_sizes = list(sizes), [flat.numel()] * self._world_size

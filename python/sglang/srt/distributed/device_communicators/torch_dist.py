@@ -1,12 +1,11 @@
-"""Owns the tensor collectives of accelerator groups: the backend's own, through ``torch.distributed``.
+"""Owns the tensor collectives of accelerator groups: the backend's own, through `torch.distributed`.
 
-Read by ``GroupCoordinator`` for tensors that do not live on the CPU. Must not move a tensor between devices.
+Read by `GroupCoordinator` for tensors that do not live on the CPU. Must not move a tensor between devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed
@@ -21,9 +20,9 @@ _OPS = {
 
 
 class TorchDist:
-    """Collectives of one group. Rows are dim 0; ``sizes`` lists the rows of each rank in rank order."""
+    """Collectives of one group. Rows are dim 0; `sizes` lists the rows of each rank in rank order."""
 
-    def __init__(self, group: Any, rank: int, world_size: int) -> None:
+    def __init__(self, group: torch.distributed.ProcessGroup, rank: int, world_size: int) -> None:
         self._group = group
         self._rank = rank
         self._world_size = world_size

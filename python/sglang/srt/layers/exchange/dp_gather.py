@@ -2,7 +2,7 @@
 shares, summed and scattered after it.
 
 Read by the layer communicator (hidden states) and the logits processor (rows to score). Must not decide a
-padding (``dp_padding``) or a layout (the context); every rank of the tensor group calls it equally often.
+padding (`dp_padding`) or a layout (the context); every rank of the tensor group calls it equally often.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def dp_scatter(global_partial: torch.Tensor) -> torch.Tensor:
     """[rows of all replicas, hidden], one term of a sum over the tensor group -> [own tokens, hidden] of the
     sum.
 
-    The counterpart of ``dp_gather`` for work whose weights are cut over the group. With one replica there is
+    The counterpart of `dp_gather` for work whose weights are cut over the group. With one replica there is
     nothing to scatter and the tensor is returned as it is: its owner sums it.
     """
     if get_parallel().attn_dp_size == 1:
@@ -56,7 +56,7 @@ def dp_scatter(global_partial: torch.Tensor) -> torch.Tensor:
 
 
 def gather_rows(local_rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Exact rows of all replicas, ``counts[r]`` of replica r, on every rank: [sum(counts), width]."""
+    """Exact rows of all replicas, `counts[r]` of replica r, on every rank: [sum(counts), width]."""
     parallel = get_parallel()
     replica = parallel.attn_dp_rank
     _check_rows("gather_rows", local_rows, counts[replica])

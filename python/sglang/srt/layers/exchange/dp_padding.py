@@ -1,6 +1,6 @@
 """Owns the padding of attention-DP gathers: how the token counts of the replicas become equal-sized rows.
 
-Read by the scheduler when it sizes a batch and by ``dp_attention``. Must not need anything but the
+Read by the scheduler when it sizes a batch and by `dp_attention`. Must not need anything but the
 attention-DP width: it is asked in processes that published nothing else.
 """
 

@@ -1,7 +1,7 @@
 """Which expert back ends are active, and which collectives the expert layers may leave out. Expert models
 come later.
 
-Read by expert layers and draft workers. The active choice lives in ``get_flags().moe``; must not keep a copy.
+Read by expert layers and draft workers. The active choice lives in `get_flags().moe`; must not keep a copy.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class MoeRunnerBackend(enum.Enum):
 
 
 def initialize_moe_config() -> None:
-    """Fill ``get_flags().moe`` from the published configuration."""
+    """Fill `get_flags().moe` from the published configuration."""
     moe, flags = get_exec().moe, get_flags().moe
     flags.a2a_backend = MoeA2ABackend(moe.moe_a2a_backend)
     flags.runner_backend = _runner(moe.moe_runner_backend, "--moe-runner-backend")

@@ -18,6 +18,6 @@ __all__ = ["moe_output_buffer_ctx"]
 
 @contextmanager
 def moe_output_buffer_ctx(buffer: Any) -> Iterator[None]:
-    """Expert runners inside the block write into ``buffer``; None lets them allocate."""
+    """Expert runners inside the block write into `buffer`; None lets them allocate."""
     with get_forward().scoped(moe_output_buffer=buffer):
         yield

@@ -1,6 +1,6 @@
 """Modes of the DeepEP buffer. Creating a buffer and dispatching through it arrive with expert parallelism.
 
-Read by the expert dispatcher. Imports without the ``deep_ep`` package; the buffer and what it was sized for
+Read by the expert dispatcher. Imports without the `deep_ep` package; the buffer and what it was sized for
 live in the context's resources, must not be kept here.
 """
 

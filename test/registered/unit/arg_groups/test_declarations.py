@@ -4,13 +4,17 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
+import inspect
+
 import msgspec
 import pytest
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Derived, Namespace, derived_of, leaves_of
 from sglang.srt.arg_groups.fields import DERIVED, INPUTS, LEAVES, NAMESPACES, leaves_in
+from sglang.srt.arg_groups.fields.exec_ import Exec
 from sglang.srt.arg_groups.fields.parallel import Parallel
 from sglang.srt.arg_groups.parsing.spellings import SPELLINGS
+from sglang.srt.runtime_context import context
 from sglang.srt.server_args import ServerArgs
 
 
@@ -32,6 +36,19 @@ def test_a_derived_name_reads_only_declared_fields():
 
 def test_every_leaf_belongs_to_one_declared_namespace():
     assert sum(len(leaves_in(namespace)) for namespace in NAMESPACES) == len(LEAVES)
+
+
+def test_each_part_of_exec_is_published_under_its_own_name():
+    """The type of `get_exec()` is written by hand; a wrong name there would type-check and fail when read."""
+    parts = inspect.get_annotations(Exec)
+    assert {name: cls.NAMESPACE for name, cls in parts.items()} == {name: f"exec.{name}" for name in parts}
+
+
+def test_each_namespace_is_read_as_the_class_that_declares_it():
+    declared = {path: cls.__name__ for path, cls in NAMESPACES.items() if "." not in path}
+    declared |= {"exec": "Exec", "parallel": "ParallelContext"}
+    read = {path: getattr(context, f"get_{path}").__annotations__["return"] for path in declared}
+    assert read == declared
 
 
 def test_every_default_has_its_declared_type():

@@ -119,6 +119,11 @@ class Input:
     def flags(self) -> tuple[str, ...]:
         return (f"--{self.name.replace('_', '-')}", *self.aliases)
 
+    @property
+    def label(self) -> str:
+        """What messages call the setting."""
+        return self.flags[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -136,15 +141,20 @@ class Leaf:
         return self.default is REQUIRED
 
     @property
-    def flag(self) -> str:
-        """The main option string, also used to name the field in messages; empty when there is none."""
+    def flags(self) -> tuple[str, ...]:
+        """All option strings, the main one first; empty where the command line has none."""
         if self.arg.cli is None:
-            return ""
-        return self.arg.cli or f"--{self.name.replace('_', '-')}"
+            return ()
+        return (self.arg.cli or f"--{self.name.replace('_', '-')}", *self.arg.aliases)
 
     @property
-    def flags(self) -> tuple[str, ...]:
-        return (self.flag, *self.arg.aliases) if self.flag else ()
+    def label(self) -> str:
+        """What messages call the field: its main option string, or its name."""
+        return self.flags[0] if self.flags else self.name
+
+    @property
+    def deprecated(self) -> str:
+        return self.arg.deprecated
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)

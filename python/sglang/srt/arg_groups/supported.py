@@ -24,10 +24,9 @@ def refusal(leaf: Leaf, value: object) -> str | None:
     """A sentence with the flag, the value and what to do instead; None when the value is served."""
     if is_served(leaf, value):
         return None
-    name = leaf.flag or leaf.name
     shown = "" if value is True or leaf.arg.secret else f" {value}"
     instead = leaf.arg.instead or f"leave it out (default: {leaf.default})"
-    return f"{name}{shown} is not served yet; {instead}"
+    return f"{leaf.label}{shown} is not served yet; {instead}"
 
 
 def refuse_unserved(record: object) -> None:

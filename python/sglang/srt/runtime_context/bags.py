@@ -104,7 +104,7 @@ def namespace_of(name: str) -> str | None:
     """The dotted namespace a leaf or derived name is published in; None for a name nobody declared."""
     if name in LEAVES:
         return LEAVES[name].namespace
-    return next((path for path, quotients in DERIVED.items() if name in quotients), None)
+    return next((path for path, items in DERIVED.items() if name in items), None)
 
 
 def project(record: Any) -> dict[str, dict[str, Any]]:
@@ -121,8 +121,8 @@ def project(record: Any) -> dict[str, dict[str, Any]]:
     values: dict[str, dict[str, Any]] = {path: {} for path in NAMESPACES}
     for name, value in leaves.items():
         values[LEAVES[name].namespace][name] = value
-    for path, quotients in DERIVED.items():
-        for name, derived in quotients.items():
+    for path, items in DERIVED.items():
+        for name, derived in items.items():
             if derived.compute is not None and all(needed in leaves for needed in derived.inputs):
                 values[path][name] = derived.compute(**{needed: leaves[needed] for needed in derived.inputs})
     values[PARALLEL].update(published_widths(leaves))

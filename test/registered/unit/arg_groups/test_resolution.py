@@ -321,7 +321,7 @@ def test_bytes_that_are_no_utf8_are_refused_with_their_flag(leaf, value):
         resolve(ServerArgs(**{"model_path": "m", leaf.name: value}))
     (sentence,) = [line for line in str(caught.value).splitlines() if "UTF-8" in line]
     said = "" if leaf.arg.secret else r" '/data/caf\xe9'"
-    assert sentence.startswith(f"{leaf.flag or leaf.name}{said} is not") and sentence.isprintable()
+    assert sentence.startswith(f"{leaf.label}{said} is not") and sentence.isprintable()
 
 
 def test_text_that_no_message_carries_would_pass_without_that_check(resolved, monkeypatch):
@@ -337,7 +337,7 @@ def test_keywords_that_are_no_utf8_are_refused_by_name_whatever_they_should_be(n
     """Their conversion fails before the record is there to be checked."""
     with pytest.raises(ValueError, match=r"(?i)utf-?8") as caught:
         resolve(ServerArgs.from_kwargs(**{"model_path": "m", name: TORN}))
-    assert LEAVES[name].flag in str(caught.value) and not isinstance(caught.value, UnicodeError)
+    assert LEAVES[name].label in str(caught.value) and not isinstance(caught.value, UnicodeError)
 
 
 @pytest.mark.parametrize("half", ["\ud83d", "\udce9\ud83d"])

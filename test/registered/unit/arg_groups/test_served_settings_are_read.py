@@ -37,7 +37,7 @@ def engine_sources() -> list[str]:
 
 def ignored(leaves: Iterable[Leaf], read: set[str]) -> list[str]:
     """Settings whose every value is taken and whose name nobody reads."""
-    return [leaf.flag for leaf in leaves if leaf.arg.served is True and leaf.name not in read]
+    return [leaf.label for leaf in leaves if leaf.arg.served is True and leaf.name not in read]
 
 
 def test_no_served_setting_is_silently_ignored():

@@ -39,7 +39,7 @@ def test_a_record_of_defaults_is_served(resolved):
 @pytest.mark.parametrize("leaf", UNSERVED, ids=lambda leaf: leaf.name)
 def test_an_unserved_setting_is_refused_by_its_flag(leaf):
     record = ServerArgs(**{"model_path": "m", leaf.name: another_value(leaf)})
-    with pytest.raises(ValueError, match=f"{leaf.flag or leaf.name}.* is not served yet; ."):
+    with pytest.raises(ValueError, match=f"{leaf.label}.* is not served yet; ."):
         refuse_unserved(record)
 
 

@@ -65,9 +65,8 @@ def _collect() -> tuple[dict[str, Leaf], dict[str, dict[str, Derived[Any]]]]:
                     f"field {name!r} is declared in {leaves[name].namespace!r} and in {leaf.namespace!r}"
                 )
             leaves[name] = leaf
-        quotients = derived_of(cls)
-        if quotients:
-            derived[cls.NAMESPACE] = quotients
+        if items := derived_of(cls):
+            derived[cls.NAMESPACE] = items
     return leaves, derived
 
 

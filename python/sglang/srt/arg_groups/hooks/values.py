@@ -32,7 +32,7 @@ def _not_utf8(leaf: Leaf, value: object) -> str | None:
     except UnicodeEncodeError as error:
         shown = "" if leaf.arg.secret else f" '{escaped(error.object)}'"
         return (
-            f"{leaf.flag or leaf.name}{shown} is not UTF-8; write it in UTF-8 (a file or folder: rename it, "
+            f"{leaf.label}{shown} is not UTF-8; write it in UTF-8 (a file or folder: rename it, "
             "or give a link to it)"
         )
     except (TypeError, OverflowError):  # the checks in `violation` say what is wrong
@@ -51,20 +51,20 @@ def violation(leaf: Leaf, value: object) -> str | None:
         # Command line, file and keywords are converted; a record that a program built is checked only here.
         msgspec.convert(value, leaf.type)
     except msgspec.ValidationError as error:
-        return f"{leaf.flag or leaf.name} got {value!r}: {error}"
+        return f"{leaf.label} got {value!r}: {error}"
     if value is None:
         return None
     if arg.choices is not None and value not in arg.choices:
-        return f"{leaf.flag} {value!r} is not one of {', '.join(map(str, arg.choices))}"
+        return f"{leaf.label} {value!r} is not one of {', '.join(map(str, arg.choices))}"
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value == arg.or_exactly:
         return None
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{leaf.flag} must be a number that is finite, got {value}"
+        return f"{leaf.label} must be a number that is finite, got {value}"
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
-        return f"{leaf.flag} must fit into 64 bits, got a number of {len(f'{value:x}') * 4} bits"
+        return f"{leaf.label} must fit into 64 bits, got a number of {len(f'{value:x}') * 4} bits"
     low = arg.at_least is not None and value < arg.at_least
     high = arg.at_most is not None and value > arg.at_most
-    return f"{leaf.flag} must be {limits_in_words(leaf)}, got {value}" if low or high else None
+    return f"{leaf.label} must be {limits_in_words(leaf)}, got {value}" if low or high else None
 
 
 def check_values(view: ResolvingView) -> None:

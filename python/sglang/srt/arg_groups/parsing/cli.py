@@ -49,8 +49,8 @@ def _help(leaf: Leaf) -> str:
     text = leaf.arg.help
     if not leaf.required and leaf.default is not None and leaf.kind != "switch":
         text += f" Default: {leaf.default}."
-    if leaf.arg.deprecated:
-        text += f" Deprecated: {leaf.arg.deprecated}."
+    if leaf.deprecated:
+        text += f" Deprecated: {leaf.deprecated}."
     if leaf.arg.served is False:
         text += " Not served yet."
     elif isinstance(leaf.arg.served, tuple) and leaf.arg.choices is not None:
@@ -112,7 +112,7 @@ class _Parser(argparse.ArgumentParser):
         self.error("\n".join(sentences))
 
 
-def build_parser(prog: str | None = None) -> argparse.ArgumentParser:
+def build_parser(prog: str | None = None) -> _Parser:
     """All declared fields, one group per namespace. Any unique prefix of a flag is accepted too."""
     parser = _Parser(
         prog=prog,
@@ -146,7 +146,6 @@ def parse_command_line(
     if positional_model and extras and not extras[0].startswith("-") and "model_path" not in stated:
         stated["model_path"] = extras.pop(0)
     if extras:
-        assert isinstance(parser, _Parser)
         parser.refuse_unknown(extras)
     try:
         if config is not None:
@@ -154,7 +153,7 @@ def parse_command_line(
         fields = fields_from(stated)
     except ValueError as error:
         parser.error(str(error))
-    missing = [leaf.flag for leaf in LEAVES.values() if leaf.required and leaf.name not in fields]
+    missing = [leaf.label for leaf in LEAVES.values() if leaf.required and leaf.name not in fields]
     if missing and complete:
         hint = " (or name the model right after the command)" if positional_model else ""
         parser.error(f"{', '.join(missing)} must be given{hint}")

@@ -53,10 +53,6 @@ def target_of(key: str, where: str) -> Leaf | Input:
     return found
 
 
-def display(target: Leaf | Input) -> str:
-    return target.flags[0] if target.flags else target.name
-
-
 def parse_json(text: str, tp: Any) -> object:
     try:
         return msgspec.json.decode(text, type=tp)
@@ -75,7 +71,7 @@ def convert(target: Leaf | Input, value: object, where: str) -> object:
             if target.kind == "json" and isinstance(value, str):
                 return parse_json(value, inner)
         except ValueError as error:
-            raise ValueError(f"{where}: {display(target)}: {error}") from error
+            raise ValueError(f"{where}: {target.label}: {error}") from error
         if inner is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
         # A field that holds JSON as text (json_model_override_args) may also be given as the object itself.
@@ -84,7 +80,7 @@ def convert(target: Leaf | Input, value: object, where: str) -> object:
     try:
         return msgspec.convert(value, tp)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise ValueError(f"{where}: {display(target)} got {value!r}: {error}") from error
+        raise ValueError(f"{where}: {target.label} got {value!r}: {error}") from error
 
 
 def stated_from(mapping: Mapping[str, object], where: str) -> dict[str, object]:
@@ -105,9 +101,8 @@ def deprecations(stated: Mapping[str, object]) -> list[str]:
     sentences: list[str] = []
     for name, value in stated.items():
         target = INPUTS.get(name) or LEAVES[name]
-        cure = target.deprecated if isinstance(target, Input) else target.arg.deprecated
-        if cure and value not in (False, None):
-            sentences.append(f"{display(target)} is deprecated: {cure}")
+        if target.deprecated and value not in (False, None):
+            sentences.append(f"{target.label} is deprecated: {target.deprecated}")
     return sentences
 
 

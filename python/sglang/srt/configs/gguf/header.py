@@ -101,9 +101,9 @@ class GGUFHeader:
         entries, position = reader.metadata(position, metadata_count)
         self.metadata = GGUFMetadata(reader, entries)
         self.alignment = self._read_alignment(entries)
-        rows, position = reader.tensor_rows(position, tensor_count)
+        table, position = reader.tensor_table(position, tensor_count)
         self.data_start = -(-position // self.alignment) * self.alignment
-        self.tensors = self._place_tensors(rows)
+        self.tensors = self._place_tensors(table)
         self._spans = {path: (self._map, self.data_start)}
 
     def join(self, part: GGUFHeader) -> None:
@@ -174,38 +174,40 @@ class GGUFHeader:
             )
         return alignment
 
-    def _place_tensors(self, rows: list[_TensorRow]) -> dict[str, GGUFTensorInfo]:
+    def _place_tensors(self, table: list[_TensorEntry]) -> dict[str, GGUFTensorInfo]:
         tensors: dict[str, GGUFTensorInfo] = {}
-        for row in rows:
-            if row.name in tensors:
-                raise ValueError(f"{self.path}: tensor {row.name!r} is listed twice")
-            kind = GGML_TYPES.get(row.type_number)
+        for entry in table:
+            if entry.name in tensors:
+                raise ValueError(f"{self.path}: tensor {entry.name!r} is listed twice")
+            kind = GGML_TYPES.get(entry.type_number)
             if kind is None:
-                raise ValueError(f"{self.path}: tensor {row.name!r} has the unknown type {row.type_number}")
-            shape = tuple(reversed(row.dimensions))
+                raise ValueError(
+                    f"{self.path}: tensor {entry.name!r} has the unknown type {entry.type_number}"
+                )
+            shape = tuple(reversed(entry.dimensions))
             columns = shape[-1] if shape else 1
             if columns % kind.block_elements:
                 raise ValueError(
-                    f"{self.path}: tensor {row.name!r} of shape {list(shape)} has rows of {columns} values, "
-                    f"which is not a multiple of {kind.block_elements}, the block of {kind.name}"
+                    f"{self.path}: tensor {entry.name!r} of shape {list(shape)} has rows of {columns} "
+                    f"values, which is not a multiple of {kind.block_elements}, the block of {kind.name}"
                 )
-            if row.offset % self.alignment:
+            if entry.offset % self.alignment:
                 raise ValueError(
-                    f"{self.path}: tensor {row.name!r} starts at {row.offset}, which is not a multiple of "
-                    f"the alignment {self.alignment}"
+                    f"{self.path}: tensor {entry.name!r} starts at {entry.offset}, which is not a multiple "
+                    f"of the alignment {self.alignment}"
                 )
-            offset = self.data_start + row.offset
+            offset = self.data_start + entry.offset
             nbytes = kind.nbytes(math.prod(shape))
             if offset + nbytes > self.file_size:
                 raise ValueError(
-                    f"{self.path} is truncated: tensor {row.name!r} of shape {list(shape)} ends at byte "
+                    f"{self.path} is truncated: tensor {entry.name!r} of shape {list(shape)} ends at byte "
                     f"{offset + nbytes}, the file has {self.file_size} bytes; fetch the file again"
                 )
-            tensors[row.name] = GGUFTensorInfo(row.name, shape, kind, self.path, offset, nbytes)
+            tensors[entry.name] = GGUFTensorInfo(entry.name, shape, kind, self.path, offset, nbytes)
         return tensors
 
 
-class _TensorRow(NamedTuple):
+class _TensorEntry(NamedTuple):
     name: str
     dimensions: tuple[int, ...]
     type_number: int
@@ -271,8 +273,8 @@ class _Reader:
             entries[key], position = self._value(kind, position, f"metadata {key!r}")
         return entries, position
 
-    def tensor_rows(self, position: int, count: int) -> tuple[list[_TensorRow], int]:
-        rows: list[_TensorRow] = []
+    def tensor_table(self, position: int, count: int) -> tuple[list[_TensorEntry], int]:
+        table: list[_TensorEntry] = []
         for index in range(count):
             name, position = self.string(position, f"the name of tensor {index}")
             what = f"tensor {name!r}"
@@ -284,8 +286,8 @@ class _Reader:
             position += 8 * rank
             type_number, offset = struct.unpack_from("<IQ", self._data, position)
             position += 12
-            rows.append(_TensorRow(name, dimensions, type_number, offset))
-        return rows, position
+            table.append(_TensorEntry(name, dimensions, type_number, offset))
+        return table, position
 
     def array(self, deferred: _Deferred, what: str) -> tuple[list[object], int]:
         """Decode an array whose extent was checked when the metadata was read."""
@@ -293,12 +295,12 @@ class _Reader:
         if kind == _STRING:
             return self._strings(position, count, what)
         if kind == _ARRAY:
-            rows: list[object] = []
+            arrays: list[object] = []
             for _ in range(count):
-                row, position = self._array_head(position, what)
-                values, position = self.array(row, what)
-                rows.append(values)
-            return rows, position
+                inner, position = self._array_head(position, what)
+                values, position = self.array(inner, what)
+                arrays.append(values)
+            return arrays, position
         end = position + count * _SCALAR_SIZES[kind]
         numbers = struct.unpack(f"<{count}{_SCALARS[kind]}", self._data[position:end])
         return (list(map(bool, numbers)) if kind == _BOOL else list(numbers)), end
@@ -336,8 +338,8 @@ class _Reader:
             return self._skip_strings(position, count, what)
         if kind == _ARRAY:
             for _ in range(count):
-                row, position = self._array_head(position, what)
-                position = self._skip_array(row, what, depth + 1)
+                inner, position = self._array_head(position, what)
+                position = self._skip_array(inner, what, depth + 1)
             return position
         return position + count * smallest
 

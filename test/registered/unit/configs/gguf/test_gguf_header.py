@@ -79,7 +79,7 @@ def test_every_value_that_the_gguf_package_writes_comes_back(sample):
     assert meta["t.flags"] == [True, False, True]
 
 
-def test_tensor_rows_say_where_the_data_is(sample):
+def test_the_tensor_table_says_where_the_data_is(sample):
     header = GGUFHeader(sample)
     first, second, third = (header.tensors[name] for name in ("first", "second", "third"))
     assert (first.shape, first.type.name) == ((6, 32), "F32")

@@ -56,7 +56,7 @@ def swap(tmp_path_factory):
         kind, position = reader.u32(position, "type")
         _, position = reader._value(kind, position, "value")
         records[key] = raw[start:position]
-    _, table_end = reader.tensor_rows(position, len(header.tensors))
+    _, table_end = reader.tensor_table(position, len(header.tensors))
 
     def write(key, value):
         changed = {**records, key: text(key) + value}

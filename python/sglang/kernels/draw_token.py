@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _MASK = (1 << 64) - 1
@@ -31,6 +32,8 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+Ids = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float64]
 #: top_k, top_p and min_p of one row.
 Limits = tuple[int, float, float]
 
@@ -119,9 +122,8 @@ def _draw_part(
             kept = _kept_of_first(best.values[at], best.indices[at], limits, vocab)
             values, ids = kept if kept is not None else _kept_of_row(rows[at], limits)
             by_id = ids.argsort()
-            weights: Any = values[by_id].cumsum(dim=-1).cpu().numpy()
-            chosen: Any = ids[by_id].cpu().numpy()
-            picked[i] = _pick(chosen, weights, vocab, u[i])
+            weights = values[by_id].cumsum(dim=-1).cpu().numpy()
+            picked[i] = _pick(ids[by_id].cpu().numpy(), weights, vocab, u[i])
     return picked
 
 
@@ -184,7 +186,7 @@ def _least(row: torch.Tensor, limits: Limits) -> float:
     return max(least, low)
 
 
-def _pick(ids: Sequence[int], cumulated: Sequence[float], vocab: int, u: Uniforms) -> int:
+def _pick(ids: Sequence[int] | Ids, cumulated: Weights, vocab: int, u: Uniforms) -> int:
     """Draw one of `ids` (ascending) bit by bit; `cumulated[i]` is the weight of `ids[: i + 1]`."""
     token, start, end = 0, 0, len(ids)
     before, upto = 0.0, float(cumulated[-1])

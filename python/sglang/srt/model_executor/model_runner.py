@@ -74,4 +74,5 @@ class ModelRunner:
             prepare_dp_forward(batch)
         if batch.forward_mode is not ForwardMode.IDLE:
             self.attn_backend.init_forward_metadata(batch)
-        return self.model(ForwardContext(batch, self.attn_backend))
+        output: LogitsProcessorOutput = self.model(ForwardContext(batch, self.attn_backend))
+        return output

@@ -181,7 +181,7 @@ class TorchNativeBackend(AttentionBackend):
         if run.slots is None:
             keys, values = k.transpose(0, 1), v.transpose(0, 1)
         else:
-            keys, values = kv.index_select(1, run.slots).split(heads)
+            keys, values = kv.index_select(1, run.slots).view(2, heads, -1, dim)
         queries = q.view(run.count, heads, groups, dim).permute(1, 2, 0, 3)  # [kv heads, groups, rows, dim]
         shape = (heads, groups, keys.shape[1], dim)
         out = F.scaled_dot_product_attention(

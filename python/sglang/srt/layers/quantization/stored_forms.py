@@ -105,17 +105,19 @@ class PackedWeight(StoredWeight):
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.dtype = weight.dtype
-        self.blocks = torch.ops.mkldnn._reorder_linear_weight(weight.float(), _PACKED_ROWS)
+        self.blocks: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.float(), _PACKED_ROWS)
         self.single = _for_single_rows(weight)
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if x.shape[0] == 1 and self.single is not None:
             return self.single.apply(x, bias)
-        out = torch.ops.mkldnn._linear_pointwise(x.float(), self.blocks, None, "none", [], "").to(x.dtype)
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x.float(), self.blocks, None, "none", [], "")
+        out = out.to(x.dtype)
         return out if bias is None else out.add_(bias)
 
     def unpack(self) -> torch.Tensor:
-        return self.blocks.to_dense().to(self.dtype)
+        weight: torch.Tensor = self.blocks.to_dense()
+        return weight.to(self.dtype)
 
 
 def _for_single_rows(weight: torch.Tensor) -> StoredWeight | None:
@@ -139,6 +141,6 @@ def _has_native_product(dtype: torch.dtype) -> bool:
 
 def fastest_form(dtype: torch.dtype, device: torch.device) -> type[RowMajorWeight] | type[PackedWeight]:
     """The form that multiplies weights of this type fastest on this device."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return RowMajorWeight
     return PackedWeight if dtype == torch.float32 or not _has_native_product(dtype) else RowMajorWeight

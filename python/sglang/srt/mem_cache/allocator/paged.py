@@ -28,7 +28,7 @@ class PagedSlotAllocator(SlotAllocator):
         pages = self._pages.take(self.pages_to_extend(start, end), together=True)
         if pages is None:
             return None
-        fresh = (pages[:, None] * self.page_size + self._offsets).reshape(-1)
+        fresh: np.ndarray = (pages[:, None] * self.page_size + self._offsets).reshape(-1)
         room = -start % self.page_size  # slots left in the page that the request already holds
         if room:
             fresh = np.concatenate((np.arange(last_slot + 1, last_slot + 1 + room, dtype=np.int64), fresh))

@@ -66,9 +66,9 @@ class SelfAttention(nn.Module):
         rotated = self.num_heads + self.num_kv_heads
         heads = self.qkv_proj(x).view(x.shape[0], rotated + self.num_kv_heads, self.head_dim)
         qk = apply_rotary(self.norm_heads(heads[:, :rotated]), cos_sin)
-        return self.o_proj(
-            self.attn(qk[:, : self.num_heads], qk[:, self.num_heads :], heads[:, rotated:], ctx)
-        )
+        q, k, v = qk[:, : self.num_heads], qk[:, self.num_heads :], heads[:, rotated:]
+        out: torch.Tensor = self.o_proj(self.attn(q, k, v, ctx))
+        return out
 
     def norm_heads(self, qk: torch.Tensor) -> torch.Tensor:
         """Query and key heads [rows, heads, head_dim] before they are rotated; here they stay as they are."""

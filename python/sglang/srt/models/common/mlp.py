@@ -46,4 +46,5 @@ class GatedMLP(nn.Module):
         self.act = gated_activation(config.hidden_act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(x)))
+        term: torch.Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
+        return term

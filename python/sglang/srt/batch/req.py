@@ -29,38 +29,6 @@ class Req:
     but the last one drawn is in the cache.
     """
 
-    __slots__ = (
-        "arrival",
-        "cached_tokens",
-        "deferrals",
-        "deferred_for",
-        "extra_key",
-        "finish_reason",
-        "input_logprobs",
-        "kv_len",
-        "logprob_request",
-        "logprob_start",
-        "max_new_tokens",
-        "node",
-        "num_retractions",
-        "num_sent",
-        "output_ids",
-        "output_logprobs",
-        "passed_over_from",
-        "prompt_ids",
-        "queued_at",
-        "req_pool_idx",
-        "return_logprob",
-        "rid",
-        "sampling",
-        "shared_len",
-        "special_stops",
-        "started_at",
-        "stop_context",
-        "stream",
-        "wants_input_logprobs",
-    )
-
     def __init__(
         self, message: TokenizedGenerateReqInput, sampling: SamplingState, max_new_tokens: int, arrival: int
     ) -> None:

@@ -6,7 +6,7 @@ exactly.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -17,28 +17,15 @@ class Evictable(Protocol):
     uses: int
 
 
-class EvictPolicy(ABC):
-    """Smallest priority leaves first.
+#: The priority of a node; the smallest goes first. It may only grow while the node lives: the tree's heap
+#: relies on it.
+EvictPolicy = Callable[[Evictable], tuple[int, ...]]
 
-    A priority may only grow while a node lives: the tree's heap relies on it.
-    """
-
-    @abstractmethod
-    def priority(self, node: Evictable) -> tuple[int, ...]: ...
-
-
-class LRU(EvictPolicy):
-    """Least recently used first."""
-
-    def priority(self, node: Evictable) -> tuple[int, ...]:
-        return (node.last_use,)
-
-
-_POLICIES: dict[str, type[EvictPolicy]] = {"lru": LRU}
+_POLICIES: dict[str, EvictPolicy] = {"lru": lambda node: (node.last_use,)}
 
 
 def make_evict_policy(name: str) -> EvictPolicy:
     """The order with this name (`--radix-eviction-policy`)."""
     if name not in _POLICIES:
         raise ValueError(f"radix_eviction_policy: must be one of {', '.join(_POLICIES)}, got {name!r}")
-    return _POLICIES[name]()
+    return _POLICIES[name]

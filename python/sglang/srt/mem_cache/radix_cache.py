@@ -59,7 +59,7 @@ class RadixCache(BasePrefixCache):
 
     def __init__(self, page_size: int, policy: EvictPolicy | None = None) -> None:
         self.page_size = page_size
-        self._policy = policy if policy is not None else make_evict_policy("lru")
+        self._priority = policy or make_evict_policy("lru")
         self._clock = 0
         self._evictable = 0
         self._protected = 0
@@ -128,7 +128,7 @@ class RadixCache(BasePrefixCache):
             node.in_heap = False
             if not self._is_free_leaf(node):
                 continue  # it is offered again when it becomes a free leaf
-            if priority != self._policy.priority(node):
+            if priority != self._priority(node):
                 self._offer(node)  # used since it was pushed
                 continue
             count = min(len(node.ids), -(-missing // self.page_size) * self.page_size)
@@ -205,7 +205,7 @@ class RadixCache(BasePrefixCache):
         if not node.in_heap and self._is_free_leaf(node):
             node.in_heap = True
             self._pushes += 1
-            heapq.heappush(self._heap, (self._policy.priority(node), self._pushes, node))
+            heapq.heappush(self._heap, (self._priority(node), self._pushes, node))
 
     def _drop_tail(self, node: _Node, count: int) -> np.ndarray:
         """Forget the last `count` tokens of a free leaf.

@@ -12,13 +12,10 @@ from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.forward_context import ForwardContext
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.parallel_state_wrapper import ParallelState
-from sglang.srt.layers.attention.attention_registry import kv_layout_of, make_attention_backend
+from sglang.srt.layers.attention.attention_registry import published_attention_backend
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
 from sglang.srt.layers.dp_attention import initialize_dp_attention, prepare_dp_forward
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
-    published_attention_backend,
-)
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import make_kv_pools
 from sglang.srt.model_executor.model_runner_components.load_model import build_model, published_dtype
 from sglang.srt.platforms import available_memory_bytes
@@ -46,20 +43,14 @@ class ModelRunner:
         if num_ids is not None:
             self.model.limit_vocabulary(num_ids)
         self.pools = make_kv_pools(
-            self._kv_spec(),
-            kv_layout_of(backend),
+            KVSpec(*self.model.kv_shape(), self.dtype),
+            backend.kv_layout,
             context_len=model_config.context_len,
             device=self.device,
             available_before=before,
             available_now=available_memory_bytes(),
         )
-        self.attn_backend = make_attention_backend(
-            backend, self.pools.kv, self.pools.req_to_token.req_to_token
-        )
-
-    def _kv_spec(self) -> KVSpec:
-        """This rank's share of heads, padding included, as the layers have it."""
-        return KVSpec(*self.model.kv_shape(), self.dtype)
+        self.attn_backend = backend(self.pools.kv, self.pools.req_to_token.req_to_token)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:

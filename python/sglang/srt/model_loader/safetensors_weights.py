@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import pathlib
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,18 +33,6 @@ class _Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-
-
-class _Slice(Protocol):
-    def __getitem__(self, part: tuple[slice, ...], /) -> torch.Tensor: ...
-
-
-class _Reader(Protocol):
-    """What we use of an open file of the library."""
-
-    def get_tensor(self, name: str) -> torch.Tensor: ...
-
-    def get_slice(self, name: str) -> _Slice: ...
 
 
 def safetensors_weights(folder: pathlib.Path) -> list[WeightItem]:
@@ -71,7 +59,7 @@ def safetensors_weights(folder: pathlib.Path) -> list[WeightItem]:
     return items
 
 
-def _open(file: pathlib.Path) -> _Reader:
+def _open(file: pathlib.Path) -> Any:
     """The library's own reader, which also looks for holes and overlaps between tensors."""
     try:
         return safe_open(str(file), framework="pt")
@@ -194,9 +182,11 @@ def _check_type(file: pathlib.Path, name: str, entry: _Entry) -> None:
 
 
 def _load(
-    handle: _Reader, name: str, dtype: torch.dtype, dim: int = 0, start: int = 0, length: int | None = None
+    handle: Any, name: str, dtype: torch.dtype, dim: int = 0, start: int = 0, length: int | None = None
 ) -> torch.Tensor:
     """The whole tensor, or only the asked part of the file's map."""
     if length is None:
-        return handle.get_tensor(name).to(dtype)
-    return handle.get_slice(name)[(slice(None),) * dim + (slice(start, start + length),)].to(dtype)
+        tensor: torch.Tensor = handle.get_tensor(name)
+    else:
+        tensor = handle.get_slice(name)[(slice(None),) * dim + (slice(start, start + length),)]
+    return tensor.to(dtype)

@@ -37,7 +37,7 @@ CONSTRUCTORS: dict[str, tuple[Any, Callable[[], Any]]] = {
     "scheduler": (scheduler_module, lambda: Scheduler(MagicMock(), tokenizer=None, channel=None)),
     "attention back end": (
         attention_registry,
-        lambda: attention_registry.make_attention_backend("torch_native", MagicMock(), MagicMock()),
+        lambda: attention_registry.published_attention_backend(),
     ),
 }
 

@@ -15,6 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from sglang.srt.batch.forward_batch import ForwardBatch
+    from sglang.srt.layers.radix_attention import RadixAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,6 @@ class KVPool(Protocol):
         ...
 
 
-class AttentionLayer(Protocol):
-    """What a back end reads of the layer that calls it."""
-
-    layer_id: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scaling: float
-
-
 class AttentionBackend(ABC):
     """Plan once per batch, run once per layer."""
 
@@ -78,7 +69,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, batch: ForwardBatch
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, batch: ForwardBatch
     ) -> torch.Tensor:
         """Run: store k, v of the new tokens, attend, return [num_tokens, num_heads * head_dim].
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, AttentionLayer, KVPool, KVSpec
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, KVSpec
 
 if TYPE_CHECKING:
     from sglang.srt.batch.forward_batch import ForwardBatch
+    from sglang.srt.layers.radix_attention import RadixAttention
 
 #: A padded batch holds requests of at least half its longest length, so at most half of the work is padding;
 #: below this length another batch costs more than the padding.
@@ -131,7 +132,7 @@ class TorchNativeBackend(AttentionBackend):
         return _ManyRows(first, count, slots, mask)
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, batch: ForwardBatch
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, batch: ForwardBatch
     ) -> torch.Tensor:
         kv = self.pool.layer(layer.layer_id)
         assert isinstance(kv, torch.Tensor)  # as this back end's layout made it
@@ -149,7 +150,7 @@ class TorchNativeBackend(AttentionBackend):
         return out
 
     def _run_singles(
-        self, plan: _SingleRows, q: torch.Tensor, kv: torch.Tensor, layer: AttentionLayer
+        self, plan: _SingleRows, q: torch.Tensor, kv: torch.Tensor, layer: RadixAttention
     ) -> torch.Tensor:
         """The query heads of one kv head are the rows of one product, so no key is repeated."""
         heads, groups, dim = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
@@ -175,7 +176,7 @@ class TorchNativeBackend(AttentionBackend):
         k: torch.Tensor,
         v: torch.Tensor,
         kv: torch.Tensor,
-        layer: AttentionLayer,
+        layer: RadixAttention,
     ) -> torch.Tensor:
         heads, groups, dim = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
         if run.slots is None:

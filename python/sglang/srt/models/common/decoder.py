@@ -143,7 +143,7 @@ class DecoderForCausalLM(nn.Module):
         self.logits_processor = LogitsProcessor(num_ids)
 
     def kv_shape(self) -> tuple[int, int, int]:
-        """(layers, key/value heads, head size) that this rank caches."""
+        """(layers, key/value heads, head size) that this rank caches, padding heads included."""
         attentions = [module for module in self.modules() if isinstance(module, RadixAttention)]
         return len(attentions), attentions[0].num_kv_heads, attentions[0].head_dim
 

@@ -5,8 +5,8 @@ register_cpu_ci(est_time=2, suite="unit-cpu")
 import pytest
 import torch
 
-from sglang.srt.layers.attention.attention_registry import kv_layout_of
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import (
     HostMemory,
     least_budget_bytes,
@@ -92,7 +92,7 @@ def test_a_request_table_that_memory_cannot_hold_is_refused_with_the_cure():
     ):
         make_kv_pools(
             spec,
-            kv_layout_of("torch_native"),
+            TorchNativeBackend.kv_layout,
             context_len=2**32 - 1,
             device=torch.device("cpu"),
             available_before=4 * GIB,
@@ -130,7 +130,7 @@ def pools_of(others, **fields):
     ):
         pools = make_kv_pools(
             KVSpec(1, 1, 8, torch.float32),
-            kv_layout_of("torch_native"),
+            TorchNativeBackend.kv_layout,
             context_len=128,
             device=torch.device("cpu"),
             available_before=4 * GIB,

@@ -231,7 +231,7 @@ class _Runtime:
     def close_stream(self, items: AsyncGenerator[NativeAnswer, None]) -> None:
         """Abort what a reader leaves behind; does not wait."""
         if self._why_unusable() is None:
-            asyncio.run_coroutine_threadsafe(_closed(items), self._loop)
+            asyncio.run_coroutine_threadsafe(items.aclose(), self._loop)
 
     def stop(self) -> None:
         """End everything; no executor is used, because at interpreter exit none takes work any more."""
@@ -252,10 +252,6 @@ class _Runtime:
 
 def _fields(prompt: object, sampling_params: object, input_ids: object, stream: bool) -> Fields:
     return {"text": prompt, "sampling_params": sampling_params, "input_ids": input_ids, "stream": stream}
-
-
-async def _closed(items: AsyncGenerator[NativeAnswer, None]) -> None:
-    await items.aclose()
 
 
 def _for_python(error: RequestRejected) -> Exception:

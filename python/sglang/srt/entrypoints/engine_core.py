@@ -1,5 +1,4 @@
-"""Owns one running engine inside a door's process: socket folder, ranks, wire and tokenizer manager, from
-start to end.
+"""Owns one running engine from start to end: socket folder, ranks, channel and tokenizer manager.
 
 Used by the HTTP server and by `Engine`, which add their own ways in. It must not install signal handlers, end
 the process, or know about HTTP.
@@ -41,11 +40,11 @@ from sglang.srt.tokenizer.chat_rules import report_chat
 
 logger = logging.getLogger(__name__)
 
-#: How long ranks may take to leave after they were told to.
+#: How long ranks may take to end after the shutdown message.
 STOP_GRACE_S = 5.0
 _SELF_TEST_TEXT = "The capital city of France is"
 _SELF_TEST_TOKENS = 8
-#: What ranks say of themselves that bounds a request.
+#: What a rank reports at its start that bounds a request.
 LIMITS = ("max_total_num_tokens", "context_len", "vocab_size")
 
 
@@ -59,8 +58,9 @@ def resolve_at_the_door(record: ServerArgs) -> None:
 
 
 class EngineCore:
-    """A started engine. The constructor publishes the (resolved) record and starts the ranks; `connect`
-    waits for them.
+    """A started engine: the constructor publishes the resolved record and starts the ranks.
+
+    `connect` waits for them.
     """
 
     def __init__(self, record: ServerArgs, *, role: str, rank_module: str = RANK_MODULE) -> None:
@@ -78,7 +78,7 @@ class EngineCore:
         self._channel: Channel | None = None
         self._leaders: list[str] = []
         self._watchdog_timeout = get_device().watchdog_timeout
-        #: Where leaders on other machines send; the port is held until the wire has it.
+        #: Where leaders on other machines send; the port is held until the channel has it.
         self._address: str | None = None
         self._port: socket.socket | None = None
         self.folder = SocketFolder()
@@ -126,7 +126,9 @@ class EngineCore:
         leaders = self._leaders
         if self._address is not None:
             # Each world's first rank knows where its leaders listen.
-            leaders = [address for word in ready if word.world_rank == 0 for address in word.info["leaders"]]
+            leaders = [
+                address for message in ready if message.world_rank == 0 for address in message.info["leaders"]
+            ]
         self._channel = open_wire(self.folder, leaders, bind=self._address)
         self._close_port()
         self.manager = TokenizerManager(
@@ -142,7 +144,7 @@ class EngineCore:
         return self.manager
 
     def note_decision(self, source: str, **leaves: Any) -> None:
-        """Publish what the running engine made of these fields, in the name of who decided."""
+        """Publish what the running engine decided for these fields; `source` names who did."""
         get_context().override(source, **leaves)
         self.decided |= leaves
 
@@ -166,8 +168,6 @@ class EngineCore:
                 pass
             await manager.flush_cache()
 
-    # --- death and health ---
-
     def notify_death(self, callback: Callable[[str], None]) -> None:
         """Call `callback(cause)` on the event loop when a rank has died (at once if one has)."""
         self._on_death = callback
@@ -179,7 +179,7 @@ class EngineCore:
         return self._cause
 
     def _rank_died(self, cause: str) -> None:
-        """On the watcher's thread."""
+        """Called on the watcher's thread."""
         self._cause = cause
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._declare_dead, cause)
@@ -192,7 +192,7 @@ class EngineCore:
             self._on_death(cause)
 
     def why_unhealthy(self) -> str | None:
-        """None while every rank's loop turns; a running forward is allowed the watchdog's time."""
+        """None while every rank's loop runs; a forward pass may take the watchdog's time."""
         if self._cause:
             return self._cause
         allowed_idle = envs.SGLANG_HEALTH_CHECK_TIMEOUT.get()
@@ -202,12 +202,8 @@ class EngineCore:
                 return f"the loop of {name} has not turned for {heartbeat.age():.0f} s"
         return None
 
-    # --- end ---
-
     async def close(self) -> None:
-        """End everything. Waiting for the ranks happens on a thread, so open connections can still be
-        answered.
-        """
+        """End everything; open connections are still answered, because a thread waits for the ranks."""
         await self.begin_close()
         try:
             await asyncio.to_thread(self.stop_ranks)
@@ -215,16 +211,16 @@ class EngineCore:
             await self.finish_close()
 
     async def begin_close(self) -> None:
-        """Fail what is open and tell the ranks to leave."""
+        """Fail what is open and send the ranks the shutdown message."""
         if self.manager is not None:
             await self.manager.stop()
         if self._channel is not None:
             self._channel.send(io_struct.ShutdownReq())
 
     def stop_ranks(self) -> None:
-        """Wait for the ranks, on any thread; without an event loop this and the folder are all there is."""
-        told = self._channel is not None and not self._cause
-        self.ranks.stop(grace_s=STOP_GRACE_S if told else 0.0)
+        """Wait for the ranks, on any thread; an engine that never connected has only these and the folder."""
+        will_end = self._channel is not None and not self._cause
+        self.ranks.stop(grace_s=STOP_GRACE_S if will_end else 0.0)
         self._close_port()
         if self._channel is None:
             self.folder.remove()
@@ -235,7 +231,7 @@ class EngineCore:
             self._port = None
 
     async def finish_close(self) -> None:
-        """Close the wire, on the event loop it belongs to, and take the folder away."""
+        """Close the channel, on the event loop that it belongs to, and remove the socket folder."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -254,7 +250,7 @@ def smallest_limits(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _self_test_prompt(manager: TokenizerManager) -> list[int]:
-    """A text, or one token where there is no tokenizer or its vocabulary has no word of the text."""
+    """A text, or one token where there is no tokenizer or the text cannot be written in its vocabulary."""
     try:
         return (manager.tokenizer.encode(_SELF_TEST_TEXT) if manager.tokenizer is not None else None) or [0]
     except ValueError:
@@ -262,8 +258,9 @@ def _self_test_prompt(manager: TokenizerManager) -> list[int]:
 
 
 def decisions_of_ranks(infos: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Source -> the fields that ranks replaced after publish. Where ranks differ the smallest value counts,
-    as for the limits: a request may land on any of them.
+    """Source -> the fields that ranks replaced after publish.
+
+    Where ranks differ the smallest value counts, as for the limits: a request may land on any of them.
     """
     decided: dict[str, dict[str, Any]] = {}
     for info in infos:

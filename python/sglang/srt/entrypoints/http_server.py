@@ -1,7 +1,7 @@
-"""Owns the HTTP application: which routers and layers it is made of, and the uvicorn server around it.
+"""Owns the HTTP application: its routers and layers, and the uvicorn server around it.
 
-Built by the server's main once the ranks are starting. It must not own the life-cycle (that is the main's)
-and keeps no state of requests.
+Built by the server's main once the ranks are starting. It must not own the life-cycle, which is the main's,
+or keep a request's state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_app(status: ServerStatus, policy: AccessPolicy) -> FastAPI:
-    """Everything but the OpenAI routes, which need the connected engine (`add_openai_routes`)."""
+    """All but the OpenAI routes, which need the connected engine (`add_openai_routes`)."""
     serving = get_serving()
     hidden = envs.DISABLE_OPENAPI_DOC.get()
     app = FastAPI(
@@ -78,7 +78,7 @@ def add_routes(app: FastAPI, router: APIRouter) -> None:
     for route in router.routes:
         path = getattr(route, "path", str(route))
         if level_of(path) is None:
-            raise RuntimeError(f"the route {path} has no level of access; give it one in http_auth.py")
+            raise RuntimeError(f"the route {path} has no level of access; give it one in http/auth.py")
         table.update((method, path) for method in getattr(route, "methods", ()))
     app.include_router(router)
 
@@ -111,7 +111,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn on a socket that is bound already. Signals are the main's business, so it captures none."""
+    """uvicorn on a socket that is bound already. It captures no signals: the server's main does."""
 
     def __init__(self, app: FastAPI, sock: socket.socket) -> None:
         serving, observability = get_serving(), get_observability()
@@ -135,7 +135,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._sock = sock
 
-    async def run_until_told(self) -> None:
+    async def run_until_stopped(self) -> None:
         """Serve until `should_exit` is set."""
         await self.serve(sockets=[self._sock])
 

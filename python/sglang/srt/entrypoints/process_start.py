@@ -1,5 +1,4 @@
-"""Owns the first moments of a server's process: standard streams that its starter closed, and signals that
-come before anybody can act on them.
+"""Owns the first moments of a server's process: standard streams that are closed, and early signals.
 
 Used by the command lines, before they import anything heavy. It must not know what is started.
 """
@@ -46,9 +45,9 @@ def serve(
 
 @contextlib.contextmanager
 def signals_noted() -> Iterator[list[int]]:
-    """Signals to stop are noted from the first moment on; the life looks at the list when it begins.
+    """Record the signals that come, instead of acting on them; `ServerLife` reads the list when it begins.
 
-    With the default action a signal before that would end the process without a word in the log.
+    With the default action a signal before that would end the process without a line in the log.
     """
     noted: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Owns the life of a served engine: resolve, listen, start, self-test, ready, drain, end, and the exit code.
+"""Owns the life of a server process: resolve, listen, start, self-test, ready, drain, end, exit code.
 
 Called by `launch_server` and `sglang serve`. It is the only place that handles signals. It must not import
 the web framework before the ranks are starting, so that both load at the same time.
@@ -41,13 +41,13 @@ READY_LINE = "The server is fired up and ready to roll!"
 #: How long answers of failed requests may take to leave after a rank has died.
 _DEATH_GRACE_S = 1.0
 _DRAIN_LOG_INTERVAL_S = 5.0
-WANTED_OPEN_FILES = 65_536
+OPEN_FILES = 65_536
 
 
 def run_server(record: ServerArgs, *, rank_module: str | None = None, noted: list[int] | None = None) -> int:
-    """Serve until told to stop; returns the exit code: 0 after a stop by signal, 1 after a failure.
+    """Serve until the end; returns the exit code, 0 after a signal and 1 after a failure.
 
-    `noted` holds the signals that have come so far, where the caller has begun to note them.
+    `noted` holds the signals that came before, where the caller has begun to record them.
     """
     # A crash in native code, and whoever asks with SIGUSR1, gets stacks instead of silence.
     faulthandler.enable()
@@ -80,7 +80,7 @@ def _serve(record: ServerArgs, rank_module: str, noted: list[int]) -> int:
 
 
 def leave_deleted_folder() -> None:
-    """Libraries ask where they are, and the answer must not be an error."""
+    """Leave a working folder that has been deleted: libraries that look it up would fail."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -89,11 +89,11 @@ def leave_deleted_folder() -> None:
 
 
 def allow_many_connections() -> None:
-    """Many systems allow 1024 open files unless asked, and every client is one."""
+    """Raise the limit of open files, which is often 1024: every client is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, WANTED_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 class ServerLife:
@@ -131,7 +131,7 @@ class ServerLife:
         )
         app = build_app(self._status, policy)
         self._http = http = HttpServer(app, self._sock)
-        serving_http = asyncio.create_task(http.run_until_told(), name="http")
+        serving_http = asyncio.create_task(http.run_until_stopped(), name="http")
         serving_http.add_done_callback(self._on_http_end)
         starting = asyncio.create_task(
             self._start(lambda: add_openai_routes(app, self._status)), name="start"
@@ -145,14 +145,14 @@ class ServerLife:
         return self._exit_code
 
     async def _start(self, add_routes: Callable[[], None]) -> None:
-        """Connect, add what needs the engine, test it, and say that it is ready."""
+        """Connect, add the routes that need the engine, run the self-test, and print the ready line."""
         try:
             await self._core.connect()
             add_routes()
             if not get_serving().skip_server_warmup:
                 await self._core.self_test()
         except RankDied as error:
-            # The watcher tells it too, but not of a rank that died before this loop was there to be told.
+            # The watcher reports it too, but not where the rank died before this loop ran.
             self._on_death(str(error))
             return
         except Exception as error:
@@ -164,12 +164,12 @@ class ServerLife:
         logger.info("Try it:\n%s", self._example(), extra={"many_lines": True})
 
     def _example(self) -> str:
-        """A command to paste; with a key set it names the header and not the key."""
+        """A command to paste; where a key is set it stands there as `$KEY`."""
         serving = get_serving()
         url = url_of(serving.host, self._sock.getsockname()[1], tls=serving.ssl_certfile is not None)
         key = ' -H "Authorization: Bearer $KEY"' if serving.api_key else ""
         question = '[{"role": "user", "content": "What is the capital of France?"}]'
-        # Greedy and short: a small model left to its own ideas may talk until its context is full.
+        # Greedy and short: a small model may otherwise go on until its context is full.
         limits = '"temperature": 0, "max_tokens": 64'
         body = f'{{"messages": {question}, {limits}}}'
         route = "/v1/chat/completions"
@@ -179,8 +179,6 @@ class ServerLife:
         elif manager.tokenizer.chat_template is None:
             route, body = "/v1/completions", f'{{"prompt": "The capital of France is", {limits}}}'
         return f"  curl {url}{route} -H 'Content-Type: application/json'{key} -d '{body}'"
-
-    # --- ends ---
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTERM:
@@ -222,7 +220,7 @@ class ServerLife:
         self._stop.set()
 
     def _on_http_end(self, task: asyncio.Task[None]) -> None:
-        """Without its HTTP side a server is of no use, however well its ranks are."""
+        """Without its HTTP side a server is of no use, even if its ranks are well."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._fail(f"the HTTP server failed: {type(error).__name__}: {error}")

@@ -21,6 +21,14 @@ from sglang.srt.managers.tokenizer_components.preparation import RequestPreparer
 from sglang.srt.managers.tokenizer_components.state import CallState, SampleState
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.channel import Channel
+from sglang.srt.messages.control import (
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    GetPlacementReq,
+    GetPlacementReqOutput,
+)
 from sglang.srt.messages.errors import RequestRejected, refused
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.messages.generate_output import NativeAnswer
@@ -219,11 +227,11 @@ class TokenizerManager:
         if abort_all or rid:
             self._channel.send(io_struct.AbortReq(rid=rid, abort_all=abort_all))
 
-    async def flush_cache(self, timeout_s: float = 0.0) -> io_struct.FlushCacheReqOutput:
+    async def flush_cache(self, timeout_s: float = 0.0) -> FlushCacheReqOutput:
         """Drop the prefix cache of every replica, waiting `timeout_s` for running requests to end."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            answers = await self._control.ask(lambda call_id: io_struct.FlushCacheReqInput(call_id=call_id))
+            answers = await self._control.call(FlushCacheReqInput, FlushCacheReqOutput)
             answer = merged_flush(answers)
             if answer.success or asyncio.get_running_loop().time() >= deadline:
                 return answer
@@ -231,12 +239,12 @@ class TokenizerManager:
 
     async def get_internal_state(self) -> list[dict[str, Any]]:
         """The schedulers' counters, one entry per replica."""
-        answers = await self._control.ask(lambda call_id: io_struct.GetInternalStateReq(call_id=call_id))
+        answers = await self._control.call(GetInternalStateReq, GetInternalStateReqOutput)
         return [answer.state for answer in answers]
 
     async def get_placement(self) -> dict[str, list[dict[str, Any]]]:
         """The live parallel context of every rank, and what was written to it after publish."""
-        answers = await self._control.ask(lambda call_id: io_struct.GetPlacementReq(call_id=call_id))
+        answers = await self._control.call(GetPlacementReq, GetPlacementReqOutput)
         return merged_placement(answers)
 
     async def _receive(self) -> None:
@@ -255,11 +263,7 @@ class TokenizerManager:
             case io_struct.BatchTokenIDOutput():
                 for output in message.outputs:
                     self._take(output, message.dp_rank)
-            case (
-                io_struct.FlushCacheReqOutput()
-                | io_struct.GetInternalStateReqOutput()
-                | io_struct.GetPlacementReqOutput()
-            ):
+            case FlushCacheReqOutput() | GetInternalStateReqOutput() | GetPlacementReqOutput():
                 self._control.answer(message)
             case _:
                 raise RuntimeError(f"a {type(message).__name__} is not meant for the tokenizer manager")

@@ -1,1 +1,1 @@
-"""Messages that cross a process border, and the words requests are made of."""
+"""Messages that cross a process border, and the fields of requests."""

@@ -10,69 +10,30 @@ from typing import TypeAlias
 
 import msgspec
 
-from sglang.srt.messages.control import (
-    DispatchedReq,
-    FlushCacheReqInput,
-    FlushCacheReqOutput,
-    GetInternalStateReq,
-    GetInternalStateReqOutput,
-    GetPlacementReq,
-    GetPlacementReqOutput,
-    RankFailed,
-    RankReady,
-    ShutdownReq,
-)
-from sglang.srt.messages.requests import (
-    LOGPROB_FLOOR,
-    AbortReq,
-    BatchTokenIDOutput,
-    FinishReason,
-    TokenizedGenerateReqInput,
-    TokenLogprob,
-    TokenOutput,
-)
+from sglang.srt.messages.control import DispatchedReq as DispatchedReq
+from sglang.srt.messages.control import FlushCacheReqInput as FlushCacheReqInput
+from sglang.srt.messages.control import FlushCacheReqOutput as FlushCacheReqOutput
+from sglang.srt.messages.control import GetInternalStateReq as GetInternalStateReq
+from sglang.srt.messages.control import GetInternalStateReqOutput as GetInternalStateReqOutput
+from sglang.srt.messages.control import GetPlacementReq as GetPlacementReq
+from sglang.srt.messages.control import GetPlacementReqOutput as GetPlacementReqOutput
+from sglang.srt.messages.control import RankFailed as RankFailed
+from sglang.srt.messages.control import RankReady as RankReady
+from sglang.srt.messages.control import ShutdownReq as ShutdownReq
+from sglang.srt.messages.requests import LOGPROB_FLOOR as LOGPROB_FLOOR
+from sglang.srt.messages.requests import AbortReq as AbortReq
+from sglang.srt.messages.requests import BatchTokenIDOutput as BatchTokenIDOutput
+from sglang.srt.messages.requests import FinishReason as FinishReason
+from sglang.srt.messages.requests import TokenizedGenerateReqInput as TokenizedGenerateReqInput
+from sglang.srt.messages.requests import TokenLogprob as TokenLogprob
+from sglang.srt.messages.requests import TokenOutput as TokenOutput
 
-ToScheduler: TypeAlias = (
-    TokenizedGenerateReqInput
-    | AbortReq
-    | FlushCacheReqInput
-    | GetInternalStateReq
-    | GetPlacementReq
-    | DispatchedReq
-    | ShutdownReq
-)
-FromScheduler: TypeAlias = (
-    BatchTokenIDOutput | FlushCacheReqOutput | GetInternalStateReqOutput | GetPlacementReqOutput
-)
-#: What a rank says to the process that started it, over its pipe.
-FromRank: TypeAlias = RankReady | RankFailed
-Message: TypeAlias = ToScheduler | FromScheduler | FromRank
-
-__all__ = [
-    "LOGPROB_FLOOR",
-    "AbortReq",
-    "BatchTokenIDOutput",
-    "DispatchedReq",
-    "FinishReason",
-    "FlushCacheReqInput",
-    "FlushCacheReqOutput",
-    "FromRank",
-    "FromScheduler",
-    "GetInternalStateReq",
-    "GetInternalStateReqOutput",
-    "GetPlacementReq",
-    "GetPlacementReqOutput",
-    "Message",
-    "RankFailed",
-    "RankReady",
-    "ShutdownReq",
-    "ToScheduler",
-    "TokenLogprob",
-    "TokenOutput",
-    "TokenizedGenerateReqInput",
-    "decode",
-    "encode",
-]
+_CallOfScheduler: TypeAlias = FlushCacheReqInput | GetInternalStateReq | GetPlacementReq
+AnswerToCall: TypeAlias = FlushCacheReqOutput | GetInternalStateReqOutput | GetPlacementReqOutput
+ToScheduler: TypeAlias = TokenizedGenerateReqInput | AbortReq | DispatchedReq | ShutdownReq | _CallOfScheduler
+#: The last two go to the process that started the rank, over its pipe.
+FromRank: TypeAlias = BatchTokenIDOutput | AnswerToCall | RankReady | RankFailed
+Message: TypeAlias = ToScheduler | FromRank
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

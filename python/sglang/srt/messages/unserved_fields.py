@@ -1,14 +1,14 @@
-"""Owns the fields of a request that do not act here, of our dialects and of vLLM's and llama.cpp's servers:
-each is refused with a cure, or read over for a reason.
+"""Owns the fields of a request that are known and do not act: each is refused with a cure, or ignored.
 
-Read by every door of requests and by the docs page. It is the one list; what acts is declared where it acts.
+They are SGLang's, OpenAI's, vLLM's and llama.cpp's. Read by every door of requests and by the docs page. It
+must not name a field that acts: that is declared where it acts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Literal
+from typing import Literal
 
 #: "generate" is the native request: `/generate` and `Engine.generate`, also inside `sampling_params`.
 Route = Literal["chat", "completions", "generate"]
@@ -16,23 +16,23 @@ ROUTES: tuple[Route, ...] = ("chat", "completions", "generate")
 CHAT: tuple[Route, ...] = ("chat",)
 COMPLETIONS: tuple[Route, ...] = ("completions",)
 
-_EMPTY: tuple[Any, ...] = (False, "", [], {})
+_EMPTY: tuple[object, ...] = (False, "", [], {})
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A field that would change the answer and is not served: 400, unless it is null, empty, false or
-    `harmless`.
+    """A field that would change the answer and is not served: 400, unless its value asks for nothing.
 
-    `strict` is for fields that are on by default: false and empty ask for something too.
+    Null, empty and false ask for nothing, and `harmless` values. `strict` is for fields that are on by
+    default: there false and empty ask for something.
     """
 
     reason: str
     routes: tuple[Route, ...] = ROUTES
-    harmless: tuple[Any, ...] = ()
+    harmless: tuple[object, ...] = ()
     strict: bool = False
 
-    def allows(self, value: Any) -> bool:
+    def allows(self, value: object) -> bool:
         """Whether the value asks for nothing: the field's default, in whatever spelling."""
         nothing = self.harmless if self.strict else (*_EMPTY, *self.harmless)
         return value is None or any(_same(value, one) for one in nothing)
@@ -45,15 +45,15 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class WithoutEffect:
-    """A known field that is read over, because the answer is right without it; `reason` says why."""
+    """A known field that is ignored, because the answer is right without it; `reason` says why."""
 
     reason: str
     routes: tuple[Route, ...] = ROUTES
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     """Equal, where 0 is not false."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 _STRUCTURED = "structured output is not supported yet; leave it out and check the answer yourself"
@@ -294,7 +294,7 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
 
 
 def unserved(route: Route) -> tuple[dict[str, Refused], dict[str, WithoutEffect]]:
-    """The fields that one route refuses, and those that it reads over."""
+    """The fields that one route refuses, and those that it ignores."""
     return (
         {name: field for name, field in REFUSED.items() if route in field.routes},
         {name: field for name, field in WITHOUT_EFFECT.items() if route in field.routes},

@@ -1,1 +1,1 @@
-"""Sampling parameters: how a request says its tokens are drawn."""
+"""The sampling parameters: how the tokens of a request are drawn."""

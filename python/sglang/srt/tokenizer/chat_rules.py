@@ -1,5 +1,4 @@
-"""Owns what holds for chats with this model beyond plain completions: at which tokens an answer ends, and the
-lines of the start that say so and how its template is fed.
+"""Owns at which tokens the answers of a model end, in a chat and elsewhere, and what the log reports of it.
 
 Used by the chat route and by whoever starts an engine. It must not render or tokenize a request.
 """
@@ -25,7 +24,7 @@ def chat_end_ids(tokenizer: TokenizerLike, model_config: ModelConfig) -> list[in
 
 
 def end_ids(tokenizer: Tokenizer, model_config: ModelConfig) -> dict[int, list[str]]:
-    """The ids that end any answer -> everybody who says so."""
+    """The ids that end any answer -> the files and settings that name them."""
     sources: dict[int, list[str]] = {}
     for named in (model_config.end_sources, tokenizer.end_sources):
         for token, source in named.items():
@@ -34,7 +33,7 @@ def end_ids(tokenizer: Tokenizer, model_config: ModelConfig) -> dict[int, list[s
 
 
 def report_chat(tokenizer: Tokenizer, model_config: ModelConfig) -> None:
-    """One line about the template, one about end tokens; what keeps chats from being served is a warning."""
+    """Log one line about the template and one about end tokens; a warning where no chat can be served."""
     templates = tokenizer.templates
     if templates.default is None:
         logger.warning("No chats: %s", templates.why_none())
@@ -46,9 +45,10 @@ def report_chat(tokenizer: Tokenizer, model_config: ModelConfig) -> None:
 
 
 def describe_ends(tokenizer: Tokenizer, model_config: ModelConfig) -> str:
-    """At which tokens an answer ends, and who says so of each."""
+    """At which tokens an answer ends, each with what names it."""
     ends = [
-        _shown(tokenizer, token, "; ".join(said)) for token, said in end_ids(tokenizer, model_config).items()
+        _shown(tokenizer, token, "; ".join(named))
+        for token, named in end_ids(tokenizer, model_config).items()
     ]
     chat = [
         _shown(tokenizer, token, "written by the chat template")

@@ -24,7 +24,7 @@ import jinja2.sandbox
 
 # Marks where the last message ends; private-use characters, so no template trims or escapes them.
 _END_MARK = "\uf8fe\uf8ff\uf8fe"
-# What a template can raise for messages it was not written for; all of it is the caller's to mend.
+# What a template can raise for messages that it was not written for; the caller must change those.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -35,7 +35,7 @@ _TEMPLATE_FAULTS = (
     TypeError,
     ValueError,
 )
-# Python compiles what jinja makes of a template, and has limits of its own (loops in loops, depth).
+# Python compiles what jinja makes of a template, and limits nesting and depth.
 _COMPILE_FAULTS = (jinja2.TemplateError, MemoryError, RecursionError, SyntaxError)
 
 
@@ -79,8 +79,10 @@ def render_chat(
 
 
 def read_chat_template(value: str, named: Mapping[str, str]) -> str:
-    """The template behind `--chat-template`: the text itself, the name of one that the model brings, or a
-    file (jinja, or JSON with the key chat_template).
+    """The template that `--chat-template` means.
+
+    It is the text itself, the name of one that the model brings, or a file (jinja, or JSON with the key
+    chat_template).
     """
     if "{%" in value or "{{" in value:
         text = value
@@ -107,7 +109,7 @@ def literals(template: str) -> str:
 
 
 def _template_in_file(value: str, named: Mapping[str, str]) -> str:
-    if not os.path.isfile(value):  # unlike pathlib's, this bears a value that no path can be
+    if not os.path.isfile(value):  # unlike pathlib's, it takes a text that is too long for a path
         brought = ", ".join(map(repr, sorted(named))) if named else "none by name"
         raise ValueError(
             f"chat_template {value!r} is no file; give a jinja file, a JSON file with the key "
@@ -165,9 +167,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it is just its
-    body.
-    """
+    """Lets `{% generation %}...{% endgeneration %}`, a mark for training, stand for its body."""
 
     tags = {"generation"}
 

@@ -29,7 +29,7 @@ _REPEATED = 2000
 _PART_MARK = "9046113"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {}}}
 # Chats in which a role's text is looked for, simplest first: some templates refuse a chat that does not begin
-# with the system or the user, that does not alternate, or a tool's answer that nobody asked for.
+# with the system or the user, that does not alternate, or a tool's answer without a call.
 _TALK = ("system", "user", "assistant", "user")
 _CHATS: dict[str, tuple[tuple[str, ...], ...]] = {
     "user": (("user",), ("system", "user"), ("user", "assistant", "user"), _TALK),
@@ -43,15 +43,17 @@ _CHATS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "developer": (("developer", "user"), ("developer", "user", "assistant", "user")),
 }
-# Roles that the door gives to a template under another name, or that it treats alike.
+# Roles that the chat route may rename for a template.
 _LIKE = {"developer": "system", "function": "tool"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ContentForms:
-    """What the trial found. `dropped` are roles whose whole text the template writes in no form, `partly`
-    those among them of which it writes something, `developer` is the form of developers' messages where it
-    writes them, `trouble` why not even a user's message could be rendered.
+    """What the trial found.
+
+    `dropped` are roles whose whole text the template writes in no form, `partly` those among them of which it
+    writes something, `developer` is the form of developers' messages where it writes them, `trouble` is why
+    not even a user's message could be rendered.
     """
 
     by_role: Mapping[str, Form]
@@ -93,8 +95,9 @@ _PHRASES: dict[Form, str] = {"string": "strings", "parts": "lists of parts", "on
 
 
 def find_content_forms(render: Render) -> ContentForms:
-    """Render small chats in every form and see in which each role's text comes out. `render` raises
-    `ValueError` for what the template refuses.
+    """Render small chats in every form, and find the one in which each role's text comes out.
+
+    `render` raises `ValueError` for what the template refuses.
     """
     by_role: dict[str, Form] = {}
     dropped: set[str] = set()
@@ -109,7 +112,7 @@ def find_content_forms(render: Render) -> ContentForms:
             if found.touched:
                 partly.add(role)
         elif role == "user":
-            # Strings are the best guess; whether they come out is looked at in each chat.
+            # Strings are the best guess; each chat is checked for its texts.
             dropped.add(role)
             trouble = found.refusal
     developer = _find_form("developer", by_role, render).form
@@ -210,15 +213,13 @@ def _trial_message(
     return message
 
 
-def in_form(content: Any, form: Form) -> Any:
-    """Text content, a string or a list of text parts, in a form; parts become a string joined by spaces.
-    Anything else stays what it is.
-    """
+def in_form(content: object, form: Form) -> object:
+    """Text content, a string or a list of text parts, in a form; anything else stays what it is."""
     texts = texts_of(content)
     return content if texts is None else _of_texts(texts, form)
 
 
-def texts_of(content: Any) -> list[str] | None:
+def texts_of(content: object) -> list[str] | None:
     """The texts of a string or of a list of text parts; None for anything else."""
     if isinstance(content, str):
         return [content]

@@ -25,7 +25,7 @@ class PreTokenization(NamedTuple):
     pattern: str | None
     single_digits: bool = False
     nfc: bool = False
-    # A piece that is a vocabulary entry is taken whole, whatever the merges say.
+    # A piece that is a vocabulary entry is taken whole, without its merges.
     ignore_merges: bool = False
     # Whether a text begins with BOS where the file does not say.
     adds_bos: bool = False

@@ -1,8 +1,7 @@
-"""How ids become text: whole, token by token, and behind text that already stands there.
+"""How ids become text: whole, token by token, and behind text that is already there.
 
-Owns what the `tokenizers` library does not say of its decoders: which bytes a token adds, that the first
-token of a text reads differently, and how broken bytes read. Read by the tokenizer facade. It must not
-encode.
+Owns what the `tokenizers` library does not offer: which bytes a token adds, that the first token of a text
+reads differently, and how broken bytes read. Read by the tokenizer facade. It must not encode.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ REPLACEMENT = "\ufffd"
 #: How bytes that are no character read after byte fallback: one mark each, as SentencePiece itself writes
 #: them. Elsewhere it is "replace": one mark for as much as could have been one character.
 MARK_EACH_BYTE = "sglang-mark-each-byte"
-#: Prompt tokens that are looked at first when the text before an answer is wanted.
+#: How many of the last prompt tokens are decoded first for the text before an answer.
 _CONTEXT = 8
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -89,11 +88,12 @@ class IdReader:
             return raw
         return self.decode([token_id], False).encode()
 
-    def context_of(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        """The last of `ids` that must be decoded before further ones, so that those read as they do behind
-        all of `ids`; empty where nothing before matters.
+    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
+        """The last of `ids` that further ids must be decoded with, to read as they do behind all of `ids`.
 
-        A character that `ids` begin and do not end is left out: what follows cannot take it back.
+        In other words, text(ids + more) - text(ids) is text(context + more) - text(context). Empty where
+        nothing before matters. A character that `ids` begin and do not end is left out: what follows cannot
+        take it back.
         """
         if self._reads_alone:
             return []
@@ -186,10 +186,8 @@ def library_call(call: Callable[[], T]) -> T:
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    """The kinds of the decoder's steps, in order; the library tells them only as JSON. Empty: tokens are
-    joined by spaces.
-    """
-    decoder = backend.decoder
+    """The kinds of the decoder's steps, in order; none where it joins tokens by spaces."""
+    decoder = backend.decoder  # the library describes it only as JSON
     return [] if decoder is None else _step_kinds(json.loads(decoder.__getstate__()))
 
 
@@ -200,8 +198,9 @@ def _step_kinds(step: dict[str, Any]) -> list[str]:
 
 
 def _separated(pieces: Iterator[str]) -> list[str]:
-    """The same pieces with an empty one between the characters of a run of byte tokens, so that a broken byte
-    spoils no whole character beside it.
+    """The same pieces with an empty one between the characters of a run of byte tokens.
+
+    A broken byte then spoils no whole character beside it.
     """
     result: list[str] = []
     run: list[str] = []

@@ -21,7 +21,7 @@ from sglang.srt.tokenizer.model_templates import ModelTemplates
 from sglang.srt.tokenizer.turn_ends import turn_ends_in
 from sglang.srt.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
 
-#: Characters above which a text takes milliseconds and other threads must run beside it.
+#: Characters above which tokenizing takes milliseconds, and must let other threads run.
 LONG_TEXT = 4000
 
 
@@ -32,11 +32,11 @@ def load_tokenizer(
     chat_template: str | None = None,
     template_variables: Mapping[str, Any] | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder or a GGUF file; `chat_template` replaces the model's own
-    template.
+    """The tokenizer of a Hugging Face folder or a GGUF file.
 
-    `chat_template` is the name of one that the model brings, a jinja file, a JSON file with the key
-    chat_template, or the template itself. `template_variables` are given to it in every chat.
+    `chat_template` replaces the model's own template: the name of one that the model brings, a jinja file, a
+    JSON file with the key chat_template, or the template itself. `template_variables` are given to it in
+    every chat.
     """
     if mode != "auto":
         raise ValueError(f"tokenizer_mode {mode!r} is not served; only 'auto' is (the fast tokenizer)")
@@ -82,6 +82,9 @@ class Tokenizer:
         self.adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
         #: How the bytes of tokens become text (the `errors` of a UTF-8 decoder), as `decode` does it.
         self.utf8_errors: str = self._reader.utf8_errors
+        self.token_bytes = self._reader.token_bytes
+        self.first_bytes = self._reader.first_bytes
+        self.context_of = self._reader.context_of
 
     @property
     def chat_template(self) -> str | None:
@@ -90,8 +93,9 @@ class Tokenizer:
 
     @functools.cached_property
     def chat_end_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer in a chat and not a plain completion: turn ends that the template writes,
-        as far as the vocabulary has them as tokens of their own.
+        """Ids that end an answer in a chat and not a plain completion.
+
+        They are the turn ends that the template writes and that are tokens of their own.
         """
         ends = turn_ends_in(self.templates.written())
         added = self._backend.get_added_tokens_decoder()
@@ -99,11 +103,9 @@ class Tokenizer:
         return tuple(index for index in sorted(ids) if index not in self.end_sources)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; with `add_special_tokens` also the BOS or EOS that this tokenizer puts around a
-        text.
-        """
+        """Ids of `text`; with `add_special_tokens` those of a BOS or EOS around it too."""
 
-        def ask() -> list[int]:
+        def call() -> list[int]:
             if len(text) > LONG_TEXT:
                 # Only the batch calls release the interpreter: a server has other clients meanwhile.
                 (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -113,7 +115,7 @@ class Tokenizer:
             return ids
 
         try:
-            return library_call(ask)
+            return library_call(call)
         except TypeError as error:
             # JSON can smuggle half of a surrogate pair into a string, and no encoding has bytes for that.
             raise ValueError("the text is not valid Unicode: it holds half of a surrogate pair") from error
@@ -121,9 +123,7 @@ class Tokenizer:
             raise ValueError(f"the text cannot be written in the tokens of this model: {error}") from error
 
     def encode_chat(self, prompt: str) -> list[int]:
-        """Ids of a rendered chat prompt: with exactly one BOS where the tokenizer adds one, without where it
-        does not.
-        """
+        """Ids of a rendered chat prompt, with exactly one BOS if the tokenizer adds one to a text."""
         ids = self.encode(prompt, add_special_tokens=False)
         if self.adds_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)
@@ -142,27 +142,8 @@ class Tokenizer:
         """
         return self._reader.decode(ids, skip_special_tokens)
 
-    def context_of(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
-        """The last of `ids` that must be decoded before further ones, so that those read as they do behind
-        all of `ids`: text(ids + more) - text(ids) is text(context + more) - text(context). Empty where
-        nothing before matters.
-        """
-        return self._reader.context_of(ids, skip_special_tokens)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes that a token adds in the middle of a text; nothing for an id that the vocabulary
-        does not have.
-        """
-        return self._reader.token_bytes(token_id)
-
-    def first_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token that begins a text: many tokenizers leave out its space there."""
-        return self._reader.first_bytes(token_id)
-
     def token_text(self, token_id: int) -> str:
-        """One token as it reads in the middle of a text, special ones included; a part of a character is
-        U+FFFD.
-        """
+        """One token, special or not, as it reads in the middle of a text; half a character is U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", self.utf8_errors)
 
     def special_id(self, text: str) -> int | None:

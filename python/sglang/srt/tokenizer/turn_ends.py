@@ -1,7 +1,7 @@
-"""Tokens that end a turn of a chat, whatever the metadata of the model says.
+"""Tokens that end a turn of a chat, even where the metadata of the model does not name them.
 
 Owns the list of their texts, with the reason for each, and which of them count for one template. Read by the
-tokenizer facade. What ends a plain completion is not decided here: that is the metadata's word alone.
+tokenizer facade. It must not decide what ends a plain completion: that is in the metadata alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Owns the scheduler's side of the wire as a test plays it, and a real tokenizer manager over it.
+"""Owns a scheduler whose messages a test writes, and a real tokenizer manager over it.
 
-Read by unit tests of the request side. Messages go through bytes and back. It must not answer by itself: what
-a test does not say does not come.
+Read by unit tests of the request side. Messages go through bytes and back. It must not answer by itself.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ VOCAB = 400
 
 
 class PlayedScheduler:
-    """The other end of the wire: what was sent to it, and what it says."""
+    """The other end of the channel: what was sent to it, and what it answers."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self._out: asyncio.Queue[io_struct.Message] = asyncio.Queue()
         self._taken = False
-        #: What it says to a message as soon as that is sent, where a test sets it.
+        #: Its answer to a message as soon as that is sent, where a test sets it.
         self.answer: Callable[[Any], io_struct.Message] | None = None
 
     def send(self, message: io_struct.Message) -> None:
@@ -38,7 +37,7 @@ class PlayedScheduler:
             self.say(self.answer(message))
 
     async def recv(self) -> io_struct.Message:
-        # Whoever comes for the next message is done with the one before.
+        # Whoever waits for the next message has handled the one before.
         if self._taken:
             self._out.task_done()
         self._taken = False
@@ -49,8 +48,8 @@ class PlayedScheduler:
     def close(self) -> None:
         """Nothing is open."""
 
-    async def heard(self) -> None:
-        """Return when everything that was said has been handled."""
+    async def handled(self) -> None:
+        """Return when every answer so far has been handled."""
         await self._out.join()
 
     @property

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, cast
 
 from sglang.srt.managers.tokenizer_components.validation import RequestLimits
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.generate_output import MetaInfo, NativeAnswer, NativeOutput
 from sglang.srt.messages.sampling_fields import check_sampled_ids, sampling_params_of
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.tokenizer.model_templates import ModelTemplates
@@ -85,7 +86,7 @@ class ScriptedAnswer:
 
     groups: list[list[int]]
     texts: list[str] | None = None
-    finish_reason: dict[str, Any] | None = None
+    finish_reason: dict[str, object] | None = None
     fails_after: int | None = None
     error: Exception | None = None
 
@@ -137,11 +138,11 @@ class ScriptedManager:
         *answers: ScriptedAnswer,
         tokenizer: ByteTokenizer | None = None,
         refusal: Exception | None = None,
-        defaults: dict[str, Any] | None = None,
+        defaults: dict[str, object] | None = None,
         pool: int | None = None,
     ) -> None:
         self.answers = answers or (ScriptedAnswer.of("hello"),)
-        self.tokenizer: Any = tokenizer or ByteTokenizer()
+        self.tokenizer = tokenizer or ByteTokenizer()
         self.model_config: Any = ScriptedModelConfig()
         context = self.model_config.context_len
         self.limits = RequestLimits(context_len=context, vocab_size=VOCAB_SIZE, pool_tokens=pool or context)
@@ -153,7 +154,7 @@ class ScriptedManager:
         #: Requests that ended or were closed; `closed_when_answered` as it was when the answer was complete.
         self.closed = 0
         self.closed_when_answered = 0
-        self._held: list[AsyncGenerator[Any, None]] = []
+        self._held: list[AsyncGenerator[NativeAnswer, None]] = []
 
     def generate_request(
         self,
@@ -161,29 +162,27 @@ class ScriptedManager:
         is_disconnected: Callable[[], Awaitable[bool]] | None = None,
         *,
         incremental: bool = False,
-    ) -> AsyncGenerator[Any, None]:
-        outputs = self._news(obj) if incremental else self._generate(obj)
+    ) -> AsyncGenerator[NativeAnswer, None]:
+        outputs = self._new_parts(obj) if incremental else self._generate(obj)
         # Held here, so that only a door that closes it closes it, not the garbage collector.
         self._held.append(outputs)
         return outputs
 
-    async def _news(self, obj: GenerateReqInput) -> AsyncGenerator[Any, None]:
+    async def _new_parts(self, obj: GenerateReqInput) -> AsyncGenerator[NativeAnswer, None]:
         """The same with only what is new in each output. Scripts are written down cumulatively."""
         seen: dict[int, tuple[int, int]] = {}
         async with contextlib.aclosing(self._generate(obj)) as items:
             async for item in items:
+                assert isinstance(item, dict)
                 index = item.get("index", 0)
                 chars, ids = seen.get(index, (0, 0))
                 seen[index] = max(chars, len(item["text"])), len(item["output_ids"])
-                grown = {k: v[ids:] for k, v in item["meta_info"].items() if k in _GROWING}
-                yield {
-                    **item,
-                    "text": item["text"][chars:],
-                    "output_ids": item["output_ids"][ids:],
-                    "meta_info": {**item["meta_info"], **grown},
-                }
+                meta: Any = item["meta_info"]
+                item["meta_info"] = meta | {k: v[ids:] for k, v in meta.items() if k in _GROWING}
+                item["text"], item["output_ids"] = item["text"][chars:], item["output_ids"][ids:]
+                yield item
 
-    async def _generate(self, obj: GenerateReqInput) -> AsyncGenerator[Any, None]:
+    async def _generate(self, obj: GenerateReqInput) -> AsyncGenerator[NativeAnswer, None]:
         mappings = (
             obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params or {}]
         )
@@ -212,22 +211,28 @@ class ScriptedManager:
         finally:
             self.closed += 1
 
-    async def _interleaved(self, jobs: list[Any], with_index: bool) -> AsyncGenerator[Any, None]:
+    async def _interleaved(
+        self, jobs: list[Iterator[NativeOutput]], with_index: bool
+    ) -> AsyncGenerator[NativeAnswer, None]:
         waiting = list(enumerate(jobs))
         while waiting:
-            for pair in list(waiting):
-                item = next(pair[1], None)
+            for index, items in list(waiting):
+                item = next(items, None)
                 if item is None:
-                    waiting.remove(pair)
-                else:
-                    yield {**item, "index": pair[0]} if with_index else item
+                    waiting.remove((index, items))
+                    continue
+                if with_index:
+                    item["index"] = index
+                yield item
 
     def _prompts(self, obj: GenerateReqInput) -> list[list[int]]:
         given: Any = obj.text if obj.text is not None else obj.input_ids
         prompts = given if obj.is_batch else [given]
         return [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
 
-    def _items(self, obj: GenerateReqInput, prompt: list[int], answer: ScriptedAnswer, index: int) -> Any:
+    def _items(
+        self, obj: GenerateReqInput, prompt: list[int], answer: ScriptedAnswer, index: int
+    ) -> Iterator[NativeOutput]:
         steps = answer.outputs(self.tokenizer)
         end = answer.finish_reason or {"type": "stop", "matched": EOS}
         for position, (text, ids) in enumerate(steps):
@@ -250,7 +255,7 @@ class ScriptedManager:
                     meta |= self._logprobs("input", prompt, obj.top_logprobs_num)
                     meta["input_token_logprobs"][0][0] = None
                     meta["input_top_logprobs"][0] = None
-            item: dict[str, Any] = {"text": text, "output_ids": ids, "meta_info": meta}
+            item: NativeOutput = {"text": text, "output_ids": ids, "meta_info": cast(MetaInfo, meta)}
             if obj.return_prompt_token_ids:
                 item["prompt_token_ids"] = prompt
             yield item

@@ -1,11 +1,12 @@
-"""Owns calling the OpenAI routes in the test's own process, over a manager and without a server.
+"""Owns calling the OpenAI routes inside the test's own process: no socket, no server.
 
-Read by the unit tests of those routes. It must not start a process: `server_fixture` does that.
+Read by the unit tests of those routes. It must not start a process; a real server is `server_fixture`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -14,9 +15,11 @@ from fastapi import FastAPI
 from sglang.srt.entrypoints.openai.router import build_openai_router
 from sglang.srt.entrypoints.openai.serving_job import ServingSettings
 from sglang.test.fakes.scripted_manager import ScriptedManager
-from sglang.test.server.openai_http import CHAT, COMPLETIONS, events, of_choice
 
-__all__ = ["CHAT", "COMPLETIONS", "events", "of_choice", "post", "request"]
+#: A JSON object as a test reads it.
+Json = dict[str, Any]
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def request(
@@ -49,3 +52,17 @@ def post(manager: ScriptedManager, path: str, /, **body: Any) -> httpx.Response:
     elif path == COMPLETIONS:
         body.setdefault("prompt", "hi")
     return request(manager, "POST", path, settings=settings, json=body)
+
+
+def events(response: httpx.Response) -> list[Json]:
+    """The chunks of a stream, which must be closed by `[DONE]` and nothing else."""
+    assert response.status_code == 200, response.text
+    blocks = response.text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""], response.text[-200:]
+    assert all(block.startswith("data: ") for block in blocks[:-1])
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def choices_of(chunks: list[Json], index: int = 0) -> list[Json]:
+    """The choice objects of one index, in order."""
+    return [c for chunk in chunks for c in chunk.get("choices", ()) if c["index"] == index]

@@ -53,7 +53,7 @@ HTTP_ENDS = """
 from sglang.srt.entrypoints import http_server
 async def bent(http):
     {how}
-http_server.HttpServer.run_until_told = bent
+http_server.HttpServer.run_until_stopped = bent
 """
 
 

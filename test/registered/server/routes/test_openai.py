@@ -21,8 +21,8 @@ from sglang.test.server.openai_http import (
     PROMPT,
     answer,
     ask,
+    choices_of,
     joined,
-    of_choice,
     refused,
     stream,
     text_of,
@@ -124,7 +124,7 @@ def test_a_sampled_stream_adds_up_to_the_whole_answer(http, path):
         whole, chunks = answer(http, path, **body), stream(http, path, **body)
         choice = whole["choices"][0]
         assert joined(chunks) == text_of(choice)
-        parts = of_choice(chunks)
+        parts = choices_of(chunks)
         assert parts[-1]["finish_reason"] == choice["finish_reason"]
         key = "content" if path == CHAT else "token_logprobs"
         told = [v for p in parts for v in (p["logprobs"] or {}).get(key, ())]
@@ -190,7 +190,7 @@ def test_a_stop_string_is_cut_in_both_modes_and_kept_when_asked(http, path):
     body = {"max_tokens": 40, "stop": ["\x00never", stop], **GREEDY}
     choice = answer(http, path, **body)["choices"][0]
     assert (text_of(choice), choice["finish_reason"], choice["matched_stop"]) == (cut, "stop", stop)
-    parts = of_choice(stream(http, path, **body))
+    parts = choices_of(stream(http, path, **body))
     assert "".join(text_of(p) for p in parts) == cut
     assert parts[-1]["matched_stop"] == stop
     kept = answer(http, path, no_stop_trim=True, **body)["choices"][0]
@@ -294,7 +294,7 @@ def test_an_answer_that_is_only_the_end_token(http, path):
     assert (text_of(choice), choice["finish_reason"], choice["matched_stop"]) == ("", "stop", IM_END)
     assert whole["usage"]["completion_tokens"] == 1
     assert len(choice["logprobs"]["content" if path == CHAT else "tokens"]) == 1
-    parts = of_choice(stream(http, path, **body))
+    parts = choices_of(stream(http, path, **body))
     assert [p["finish_reason"] for p in parts].count("stop") == 1 and parts[-1]["finish_reason"] == "stop"
     if path == CHAT:
         assert parts[0]["delta"] == {"role": "assistant", "content": ""}
@@ -330,7 +330,7 @@ def test_usage_of_a_stream_comes_when_asked_and_is_the_whole_answers(http, path,
             ]
             assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]
         for index in range(n):
-            reasons = [c["finish_reason"] for c in of_choice(chunks, index)]
+            reasons = [c["finish_reason"] for c in choices_of(chunks, index)]
             assert reasons[-1] in ("stop", "length") and set(reasons[:-1]) <= {None}
 
 
@@ -352,7 +352,7 @@ def test_an_abort_by_the_user_ends_the_stream_with_what_there_was(http):
             if len(lines) == 12:
                 assert http.post("/abort_request", json={"rid": "to-be-aborted"}).is_success
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    assert of_choice(chunks)[-1]["finish_reason"] == "abort" and lines[-2] == "data: [DONE]"
+    assert choices_of(chunks)[-1]["finish_reason"] == "abort" and lines[-2] == "data: [DONE]"
     assert 0 < chunks[-1]["usage"]["completion_tokens"] < ENDLESS
 
 

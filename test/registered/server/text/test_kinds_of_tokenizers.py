@@ -18,7 +18,7 @@ from tokenizers import decoders, models
 import sglang as sgl
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from sglang.test.fakes.fake_model import END, write_fake_model
-from sglang.test.server.openai_http import CHAT, COMPLETIONS, answer, of_choice, stream
+from sglang.test.server.openai_http import CHAT, COMPLETIONS, answer, choices_of, stream
 from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.text_tokenizers import write_text_tokenizer
 from sglang.test.tiny_models import write_tiny_model
@@ -63,7 +63,7 @@ def told(route: str, server: RunningServer, **params: Any) -> list[tuple[str, An
     body = asked(route, **params)
     choice = answer(server.client, route, **body)["choices"][0]
     whole = choice["message"]["content"] if route == CHAT else choice["text"]
-    pieces = of_choice(stream(server.client, route, **body))
+    pieces = choices_of(stream(server.client, route, **body))
     joined = "".join(piece["delta"]["content"] if route == CHAT else piece["text"] for piece in pieces)
     return [
         (text, end["finish_reason"], end["matched_stop"])
@@ -97,7 +97,7 @@ def test_echo_joins_prompt_and_answer_and_offsets_point_into_it(server: RunningS
     assert "".join(logprobs["tokens"][1:]) == BEFORE
     for token, offset in list(zip(logprobs["tokens"], logprobs["text_offset"]))[1:]:
         assert text.startswith(token, offset)
-    pieces = of_choice(stream(server.client, COMPLETIONS, **body))
+    pieces = choices_of(stream(server.client, COMPLETIONS, **body))
     assert "".join(piece["text"] for piece in pieces) == text
     told = [at for piece in pieces for at in (piece["logprobs"] or {"text_offset": []})["text_offset"]]
     assert told == logprobs["text_offset"]

@@ -77,7 +77,7 @@ def test_a_slow_reader_gets_the_news_of_several_steps_as_one_event(tokenizer: To
         assert (await first)["output_ids"] == [70]
         for count in range(2, 5):
             channel.tokens("r", [70], count)
-        await channel.heard()
+        await channel.handled()
         assert (await anext(items))["output_ids"] == [70] * 4
         await items.aclose()
 
@@ -180,7 +180,7 @@ def test_a_call_that_cannot_be_sent_whole_leaves_nothing_behind(tokenizer: Token
             assert manager.num_open == 0
             assert channel.aborts.pop() == io_struct.AbortReq(rid="r_0", exact=True)
             channel.tokens("r_0", [], 0, io_struct.FinishReason(type="abort"))
-            await channel.heard()  # the end of what was sent frees its rid
+            await channel.handled()  # the end of what was sent frees its rid
 
     play(scenario, tokenizer)
 
@@ -208,7 +208,7 @@ def test_a_rid_in_flight_cannot_be_used_again_until_its_end_is_confirmed(tokeniz
         with pytest.raises(RequestRejected, match="rid: 'r' is in use"):
             await whole(manager, text="b", rid="r")
         channel.tokens("r", [], 0, io_struct.FinishReason(type="abort"))
-        await channel.heard()
+        await channel.handled()
         again = asyncio.create_task(whole(manager, text="b", rid="r"))
         await until(lambda: len(channel.requests) == 2)
         channel.tokens("r", [70], 1, LENGTH)
@@ -242,7 +242,7 @@ def test_a_client_that_hangs_up_ends_its_own_sequences_and_no_others(
             neighbour = asyncio.create_task(whole(manager, text="a", rid="a10"))
             await until(lambda: len(channel.requests) == 3)
             channel.tokens("a1_0", [70], 1, LENGTH)
-            await channel.heard()
+            await channel.handled()
             before = asked
             await until(lambda: asked > before + 1)
             assert channel.aborts == []

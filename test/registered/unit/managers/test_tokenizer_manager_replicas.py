@@ -40,7 +40,7 @@ def test_a_question_waits_for_every_replica_and_answers_in_their_order(tokenizer
             for rank in range(2)
         ]
         channel.say(answers[1])
-        await channel.heard()
+        await channel.handled()
         assert not question.done()
         channel.say(answers[0])
         assert await question == [{"dp_rank": 0}, {"dp_rank": 1}]

@@ -168,8 +168,9 @@ def test_a_detokenizer_that_does_not_see_the_prompt_would_be_noticed(
     tokenizer_of: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The twin of the test above: the fault that it is for."""
-    monkeypatch.setattr(Tokenizer, "context_of", lambda self, ids, skip_special_tokens=True: [])
-    assert answer_to_hello(tokenizer_of(kind)) == ["world", "world again"]
+    tokenizer = tokenizer_of(kind)
+    monkeypatch.setattr(tokenizer, "context_of", lambda ids, skip_special_tokens=True: [])
+    assert answer_to_hello(tokenizer) == ["world", "world again"]
 
 
 @pytest.mark.parametrize("kind", WITH_CONTEXT)

@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AccessPolicy:
-    """The keys and the address of this server. Refusals are answers; None means come in."""
+    """The keys and the address of this server, and what it refuses by them."""
 
     host: str
     port: int
@@ -85,6 +85,7 @@ class AccessPolicy:
     admin_api_key: str | None = dataclasses.field(default=None, repr=False)
 
     def refusal(self, level: Level, headers: Headers) -> Response | None:
+        """The answer to a caller who may not use a route of this level, None where he may."""
         if level is Level.PUBLIC:
             return None
         if level is Level.CONTROL:
@@ -131,7 +132,7 @@ class AccessPolicy:
         origin = headers.get("origin")
         if origin is not None and not self._is_own_origin(origin):
             return error_response("control routes refuse requests from pages of another origin", 403)
-        # A plain GET from an image or a link carries no Origin, but browsers say where it comes from.
+        # A plain GET from an image or a link has no Origin, but browsers send where it comes from.
         if origin is None and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return error_response("control routes refuse requests from pages of another origin", 403)
         return None
@@ -142,7 +143,7 @@ class AccessPolicy:
             port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
         except ValueError:
             return False
-        # The Host header is no witness: a rebound name sends the same value in both.
+        # The Host header proves nothing: a rebound DNS name stands in both headers.
         own_names = _LOOPBACK_NAMES | {self.host.strip("[]").lower()}
         return (parts.hostname or "") in own_names and port == self.port
 
@@ -156,7 +157,7 @@ class AccessGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            # What is no route is a 404, behind the key like everything else.
+            # An unknown path is a 404, for callers with the key.
             level = level_of(route_path(scope)) or Level.NORMAL
             refusal = self._policy.refusal(level, Headers(scope=scope))
             if refusal is not None:

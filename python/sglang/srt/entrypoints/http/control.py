@@ -1,13 +1,12 @@
-"""Owns the routes that tell about the server and steer it: health, information, cache and abort.
+"""Owns the routes that watch the server and steer it: health, information, cache and abort.
 
-Included by the HTTP server. It must not show a secret: what it tells of the configuration comes from
+Included by the HTTP server. It must not show a secret: what it shows of the configuration comes from
 `public_values`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
@@ -21,52 +20,49 @@ from sglang.srt.entrypoints.http.information import (
 from sglang.srt.entrypoints.http.request_body import read_body, read_json
 from sglang.srt.entrypoints.http.status import ServerStatus
 from sglang.srt.environ import envs
-from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.errors import RequestRejected, refused
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.request_fields import flag, shown, text
 from sglang.srt.runtime_context import get_server_args
 from sglang.version import __version__
 
 
 def build_health_router(status: ServerStatus) -> APIRouter:
-    """What watchers ask: is it there, is it healthy, does it take work."""
+    """For watchers: does the server answer, is it healthy, does it take work."""
     router = APIRouter(tags=["health"])
 
     def answer(why: str | None) -> Response:
         return json_response({"status": "ok"}) if why is None else error_response(why, 503)
 
-    @router.get("/")
-    @router.head("/", include_in_schema=False)
     async def hello() -> Response:
         return PlainTextResponse(f"sglang {__version__} is running; see /docs for its routes\n")
 
-    @router.get("/ping")
-    @router.head("/ping", include_in_schema=False)
     async def ping() -> Response:
-        return json_response({"status": "ok"})
+        return answer(None)
 
-    @router.get("/health")
-    @router.head("/health", include_in_schema=False)
     async def health() -> Response:
         return answer(status.why_unhealthy())
 
-    @router.get("/ready")
-    @router.head("/ready", include_in_schema=False)
-    async def ready() -> Response:
-        return answer(status.why_unhealthy())
-
-    @router.get("/health_generate")
-    @router.head("/health_generate", include_in_schema=False)
     async def health_generate() -> Response:
         why = status.why_unhealthy()
         if why is None and envs.SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION.get():
             why = await _why_not_generating(status)
         return answer(why)
 
+    for path, endpoint in (
+        ("/", hello),
+        ("/ping", ping),
+        ("/health", health),
+        ("/ready", health),
+        ("/health_generate", health_generate),
+    ):
+        for method in ("GET", "HEAD"):
+            router.add_api_route(path, endpoint, methods=[method])
     return router
 
 
 async def _why_not_generating(status: ServerStatus) -> str | None:
-    """Really generate one token on every replica; a stated replica takes nobody's turn."""
+    """Generate one token on every replica; naming the replica leaves the balance between them alone."""
     timeout = envs.SGLANG_HEALTH_CHECK_TIMEOUT.get()
     replicas = status.manager.limits.replicas
     probe = GenerateReqInput(
@@ -131,7 +127,7 @@ def build_control_router(status: ServerStatus) -> APIRouter:
     router = APIRouter(tags=["control"])
 
     @router.post("/flush_cache")
-    @router.get("/flush_cache", include_in_schema=False)
+    @router.get("/flush_cache")
     async def flush_cache(request: Request) -> Response:
         try:
             timeout = _seconds(request.query_params.get("timeout", "0"))
@@ -148,13 +144,7 @@ def build_control_router(status: ServerStatus) -> APIRouter:
         try:
             body = await _optional_body(request)
             rid, abort_all = body.get("rid") or "", body.get("abort_all") or False
-            if not isinstance(rid, str):
-                raise RequestRejected(f"rid: must be a string, got {rid!r}", param="rid")
-            if not isinstance(abort_all, bool):
-                raise RequestRejected(
-                    f"abort_all: must be true or false, got {abort_all!r}", param="abort_all"
-                )
-            status.manager.abort_request(rid, abort_all)
+            status.manager.abort_request(text("rid", rid), flag("abort_all", abort_all))
         except (RequestRejected, ValueError) as error:
             return rejected_response(error)
         return json_response({"success": True})
@@ -162,7 +152,7 @@ def build_control_router(status: ServerStatus) -> APIRouter:
     return router
 
 
-async def _optional_body(request: Request) -> dict[str, Any]:
+async def _optional_body(request: Request) -> dict[str, object]:
     """The JSON object of a control call; none at all is an empty one."""
     if not await read_body(request):
         return {}
@@ -172,11 +162,11 @@ async def _optional_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _seconds(text: str) -> float:
+def _seconds(given: str) -> float:
     try:
-        seconds = float(text)
+        seconds = float(given)
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds <= 3600.0:
-        raise RequestRejected(f"timeout: must be seconds from 0 to 3600, got {text!r}", param="timeout")
+        raise refused("timeout", f"must be seconds from 0 to 3600, got {shown(given)}")
     return seconds

@@ -1,6 +1,6 @@
-"""Owns the header that states the replica of a request, the same on every route that generates.
+"""Owns the header that names the replica of a request, the same on every route that generates.
 
-It must not know how many replicas there are: that is checked where the request is.
+Read by the native and OpenAI routes. It must not know how many replicas there are: the request's check does.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.errors import refused
+from sglang.srt.messages.request_fields import shown
 
 DP_RANK_HEADER = "x-data-parallel-rank"
 #: Every number of so many characters fits 64 bits.
@@ -16,20 +17,15 @@ _MOST_DIGITS = 18
 
 
 def dp_rank_of_header(headers: Mapping[str, str]) -> int | None:
-    """The replica that the header states; it wins over the body. Whether there is such a replica is checked
-    later.
-    """
+    """The replica that the header names, which wins over the body; whether it exists is checked later."""
     stated = [value for name, value in headers.items() if name == DP_RANK_HEADER]
     if not stated:
         return None
     given = ", ".join(stated)  # as HTTP reads a header that is repeated
-    shown = repr(given if len(given) <= 40 else given[:37] + "...")
     if not re.fullmatch(r"-?[0-9]+", given):
-        raise _header_refused(f"must be an integer, got {shown}")
-    if len(given) > _MOST_DIGITS:
-        raise _header_refused(f"must fit 64 bits, got {shown}")
-    return int(given)
-
-
-def _header_refused(rule: str) -> RequestRejected:
-    return RequestRejected(f"routed_dp_rank: the header X-Data-Parallel-Rank {rule}", param="routed_dp_rank")
+        rule = "must be an integer"
+    elif len(given) > _MOST_DIGITS:
+        rule = "must fit 64 bits"
+    else:
+        return int(given)
+    raise refused("routed_dp_rank", f"the header X-Data-Parallel-Rank {rule}, got {shown(given)}")

@@ -1,5 +1,4 @@
-"""Owns two ASGI layers in front of the routes: nothing is served before the engine is up, and no body is
-without end.
+"""Owns two ASGI layers in front of the routes: 503 before the engine is up, 413 for a body that is too large.
 
 Used by the HTTP server. They look at paths and sizes only and must not parse a body.
 """
@@ -14,7 +13,7 @@ from sglang.srt.entrypoints.http.auth import route_path
 from sglang.srt.entrypoints.http.errors import error_response
 from sglang.srt.messages.errors import RequestRejected
 
-#: Answered from the first moment on: what tells an operator how far the start is.
+#: Answered from the first moment on: an operator sees there how far the start is.
 ALWAYS_OPEN = frozenset({"/health", "/ready", "/ping"})
 #: Room for a prompt of some million tokens as text; more is a mistake or an attack.
 MAX_BODY_BYTES = 64 << 20

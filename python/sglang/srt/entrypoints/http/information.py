@@ -1,5 +1,4 @@
-"""Owns what an engine tells about itself: its resolved configuration without secrets, its model, its
-counters.
+"""Owns what an engine reports of itself: configuration without secrets, model, counters.
 
 Read by the information routes and by `Engine`. It must never show a value that is declared secret, not even
 as part of the command that started the process.
@@ -10,13 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.overrides import resolution_result, resolved_view
 from sglang.srt.arg_groups.public_values import public_values
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.tokenizer.chat_rules import chat_end_ids, end_ids
 from sglang.srt.tokenizer.tokenizer import Tokenizer
 from sglang.version import __version__
@@ -36,7 +36,7 @@ _MODEL_FIELDS = (
 )
 
 
-def model_information(manager: TokenizerManager, record: Any) -> dict[str, Any]:
+def model_information(manager: TokenizerManager, record: ServerArgs) -> dict[str, object]:
     """The answer of `/model_info`."""
     values = public_values(record)
     return {name: values[name] for name in _MODEL_FIELDS} | {
@@ -50,8 +50,8 @@ def model_information(manager: TokenizerManager, record: Any) -> dict[str, Any]:
     }
 
 
-def tokenizer_information(tokenizer: Tokenizer, model_config: ModelConfig) -> dict[str, Any]:
-    """The answer of `/tokenizer_info`: what the files say, and what was decided from it at the start."""
+def tokenizer_information(tokenizer: Tokenizer, model_config: ModelConfig) -> dict[str, object]:
+    """The answer of `/tokenizer_info`: what the files hold, and what follows from it for chats."""
     templates = tokenizer.templates
     template = templates.default
     names = ("eos_token", "bos_token", "pad_token", "chat_template")
@@ -63,9 +63,12 @@ def tokenizer_information(tokenizer: Tokenizer, model_config: ModelConfig) -> di
     }
 
 
-async def server_information(core: EngineCore, manager: TokenizerManager, record: Any) -> dict[str, Any]:
-    """The answer of `/server_info`: resolved values, those that were decided later in place of what the flag
-    said, and what the running engine says of itself.
+async def server_information(
+    core: EngineCore, manager: TokenizerManager, record: ServerArgs
+) -> dict[str, object]:
+    """The answer of `/server_info`: the resolved settings, and the counters of the running engine.
+
+    A value that the engine decided after the start stands in place of what the flag said.
     """
     limits = manager.limits
     return (
@@ -83,7 +86,7 @@ async def server_information(core: EngineCore, manager: TokenizerManager, record
     )
 
 
-def launch_command(argv: Sequence[str], record: Any) -> str:
+def launch_command(argv: Sequence[str], record: ServerArgs) -> str:
     """How this process was started, with every secret value blanked wherever it stands."""
     secrets = [resolution_result(record, name) for name, leaf in LEAVES.items() if leaf.arg.secret]
     command = " ".join(argv)

@@ -1,7 +1,7 @@
-"""Owns the server's address: the listening socket, taken first, so that a port in use is said before anything
-is loaded, and how the address is written in a URL.
+"""Owns the server's address: its listening socket, and how the address is written in a URL.
 
-Used by the server's main. It must stay light: it runs before the web framework is imported.
+Used by the server's main, first of all: a port in use is refused before anything is loaded. It must not
+import the web framework.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def listen(host: str, port: int) -> socket.socket:
             f"--host {host!r} is neither an address nor a name that is known here "
             f"({getattr(error, 'strerror', None) or error})"
         ) from error
-    # A name may stand for addresses of both kinds; the older one is what most clients try.
+    # A name may stand for IPv4 and IPv6 addresses; most clients try IPv4.
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     sock = socket.socket(family, kind, protocol)
     try:

@@ -6,19 +6,18 @@ Read by all routes with a body before anything is parsed. It must not know about
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.request_fields import INT64_MAX, INT64_MIN
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 #: Only a body with a digit run this long can hold an integer over 64 bits; others are not walked.
 _LONG_DIGITS = re.compile(rb"[0-9]{19}")
 
 
-async def read_json(request: Request) -> Any:
+async def read_json(request: Request) -> object:
     """The decoded body, or `RequestRejected` (400) that says what is wrong with it."""
     given = request.headers.get("content-type", "")
     media_type, _, parameters = given.partition(";")
@@ -38,10 +37,10 @@ async def read_body(request: Request) -> bytes:
         raise RequestRejected("the client closed the connection before its body was complete", 499) from error
 
 
-def decode_json(raw: bytes) -> Any:
+def decode_json(raw: bytes) -> object:
     """JSON bytes -> plain values."""
     try:
-        body = msgspec.json.decode(raw)
+        body: object = msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
         raise RequestRejected(f"the body is not valid JSON (UTF-8, no NaN or Infinity): {error}") from error
     except RecursionError as error:
@@ -51,7 +50,7 @@ def decode_json(raw: bytes) -> Any:
     return body
 
 
-def _refuse_wide_integers(value: Any, path: str) -> None:
+def _refuse_wide_integers(value: object, path: str) -> None:
     if isinstance(value, dict):
         for key, part in value.items():
             _refuse_wide_integers(part, f"{path}.{key}" if path else key)

@@ -22,7 +22,7 @@ class Phase(enum.Enum):
 
 
 class ServerStatus:
-    """One server's phase and engine. Phases only move forward."""
+    """One server's phase and engine; a phase never goes back."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -43,7 +43,7 @@ class ServerStatus:
             self.cause = cause or self.cause
 
     def why_unhealthy(self) -> str | None:
-        """None only after the self-test, before any drain, and while the ranks' loops turn."""
+        """None only after the self-test, before any drain, and while the loops of the ranks run."""
         match self.phase:
             case Phase.STARTING:
                 return "the server is starting: weights are loading or the self-test is running"

@@ -1,4 +1,4 @@
-"""Owns the log lines about fields that no server knows: one for each name, and not more than a few names.
+"""Owns the log lines about fields that no server knows: one for each name, up to a limit.
 
 Used by the OpenAI routes, where clients add keys of their own, so such a key is no error. It must never log
 a value, and it bounds what a client can make it remember.
@@ -17,7 +17,7 @@ _SHOWN = 60
 
 
 class UnknownFields:
-    """What one route has met so far."""
+    """The unknown names that one route has met so far."""
 
     def __init__(self, path: str, known: Collection[str]) -> None:
         self._path = path
@@ -25,7 +25,7 @@ class UnknownFields:
         self._met: set[str] = set()
 
     def note(self, name: str) -> None:
-        """Say it the first time; a misspelt field is the likeliest reason, so the nearest name is shown."""
+        """Log a name the first time, with the nearest known one: most likely it is misspelt."""
         clipped = name[:_SHOWN]
         if clipped in self._met or len(self._met) > MAX_NAMES:
             return

@@ -7,12 +7,13 @@ the tokenizer manager.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang.srt.entrypoints.openai.protocol import PATHS, acting_fields, refused_elsewhere
-from sglang.srt.messages.errors import RequestRejected
+from sglang.srt.messages.errors import RequestRejected, refused
 from sglang.srt.messages.generate_input import GenerateReqInput
+from sglang.srt.messages.request_fields import cut
 from sglang.srt.messages.unserved_fields import WITHOUT_EFFECT, unserved
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -21,9 +22,9 @@ _KNOWN_SAMPLING = SamplingParams.__struct_fields__
 _ALIASES = {"data_parallel_rank": "routed_dp_rank"}
 
 
-def parse_generate(body: Any) -> GenerateReqInput:
+def parse_generate(body: object) -> GenerateReqInput:
     """A JSON body as a request; every refusal names the key."""
-    if not isinstance(body, dict):
+    if not isinstance(body, Mapping):
         raise RequestRejected(f"the body must be a JSON object, got {type(body).__name__}")
     fields: dict[str, Any] = {}
     for key, value in body.items():
@@ -34,12 +35,12 @@ def parse_generate(body: Any) -> GenerateReqInput:
             fields[name] = _known_sampling(value)
         elif value is not None:
             if fields.get(name, value) != value:
-                raise RequestRejected(f"{key}: another name of {name}, and both are given", param=key)
+                raise refused(key, f"another name of {name}, and both are given")
             fields[name] = value
     return GenerateReqInput(**fields)
 
 
-def _known_sampling(given: Any) -> Any:
+def _known_sampling(given: object) -> object:
     """The sampling parameters without keys that ask for nothing; what is no object is refused further on."""
     if isinstance(given, list):
         return [_known_sampling(one) for one in given]
@@ -51,15 +52,16 @@ def _known_sampling(given: Any) -> Any:
     return {key: value for key, value in given.items() if key in _KNOWN_SAMPLING}
 
 
-def _refuse_unless_harmless(given: Any, value: Any, known: Sequence[str], where: str) -> None:
-    """A key that would be ignored is 400, unless it is one of another dialect that asks for nothing."""
-    refused = {**refused_elsewhere("generate"), **unserved("generate")[0]}
+def _refuse_unless_harmless(given: object, value: object, known: Sequence[str], where: str) -> None:
+    """A key that would be ignored is 400, unless another server knows it and it asks for nothing."""
+    not_served = {**refused_elsewhere("generate"), **unserved("generate")[0]}
     key = str(given)  # from Python it may be anything
-    if key in WITHOUT_EFFECT or (key in refused and refused[key].allows(value)):
+    if key in WITHOUT_EFFECT or (key in not_served and not_served[key].allows(value)):
         return
-    name = key if len(key) <= 80 else key[:77] + "..."
-    why = refused[key].reason if key in refused else f"unknown key; {_hint(key, known)}"
-    raise RequestRejected(f"{where if key not in refused else ''}{name}: {why}", param=name)
+    name = cut(key)
+    if key in not_served:
+        raise refused(name, not_served[key].reason)
+    raise RequestRejected(f"{where}{name}: unknown key; {_hint(key, known)}", param=name)
 
 
 def _hint(key: str, known: Sequence[str]) -> str:

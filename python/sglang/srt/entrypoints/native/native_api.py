@@ -32,7 +32,7 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
     router = APIRouter(tags=["native"])
 
     @router.post("/generate")
-    @router.put("/generate", include_in_schema=False)
+    @router.put("/generate")
     async def generate(request: Request) -> Response:
         try:
             obj = parse_generate(await read_json(request))

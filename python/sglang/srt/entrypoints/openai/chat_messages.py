@@ -1,6 +1,6 @@
 """Owns the way from chat messages to a prompt: checks, the shapes templates expect, rendering.
 
-Read by the chat route. It must not know about sampling or answers, nor add a BOS: `encode_chat` sees to it.
+Read by the chat route. It must not know about sampling or answers, nor add a BOS: `encode_chat` does.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ RESERVED_KWARGS = (
 
 
 def checked_messages(messages: list[object] | None) -> list[ChatMessage]:
-    """The client's messages checked and in one shape: lower-case roles, content as a string or as text
-    parts, call arguments as objects.
+    """The client's messages, checked and in one shape.
+
+    Roles are in lower case, content is a string or text parts, the arguments of tool calls are objects.
     """
     if messages is None:
         raise refused("messages", "is required: a list with at least one message")
@@ -150,14 +151,14 @@ def prompt_ids(
         kwargs.setdefault("reasoning_effort", request.reasoning_effort)
     if request.documents:
         kwargs.setdefault("documents", request.documents)
-    goes_on = bool(request.continue_final_message)
-    opens = not goes_on if request.add_generation_prompt is None else request.add_generation_prompt
-    if goes_on and messages[-1]["role"] != "assistant":
+    continues = bool(request.continue_final_message)
+    opens = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    if continues and messages[-1]["role"] != "assistant":
         raise refused(
             "continue_final_message",
             f"the last message must be the assistant's, got role {messages[-1]['role']!r}",
         )
-    if goes_on and opens:
+    if continues and opens:
         raise refused(
             "add_generation_prompt",
             "opens a new message, and continue_final_message goes on with the last one",
@@ -167,7 +168,7 @@ def prompt_ids(
         given = {name: value for name, value in kwargs.items() if name != without}
         try:
             return tokenizer.templates.render(
-                chat, add_generation_prompt=opens, continue_final_message=goes_on, variables=given
+                chat, add_generation_prompt=opens, continue_final_message=continues, variables=given
             )
         except ValueError as error:
             raise RequestRejected(

@@ -1,7 +1,7 @@
 """Owns the field tables of docs/openai_api.md, written from the declarations.
 
 Run as `python -m sglang.srt.entrypoints.openai.field_docs docs/openai_api.md` after a change of `protocol`; a
-test compares. It must not say anything that the declarations do not.
+test compares. It must not add anything to the declarations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def field_tables() -> str:
         parts += ["", "Refused with 400, unless null, empty, false, or the value in the last column:", ""]
         parts += ["| field | what the refusal says | accepted |", "|---|---|---|"]
         parts += [f"| {names} | {field.reason} | {_accepted(field)} |" for field, names in _together(refused)]
-        parts += ["", "Read over, because the answer is right without them:", ""]
+        parts += ["", "Ignored, because the answer is right without them:", ""]
         parts += ["| field | why |", "|---|---|"]
         parts += [f"| {names} | {field.reason} |" for field, names in _together(idle)]
         parts.append("")

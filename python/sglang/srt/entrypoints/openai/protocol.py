@@ -1,4 +1,4 @@
-"""Owns the fields of the OpenAI request bodies that act, and how a body is held against all known fields.
+"""Owns the fields of the OpenAI request bodies that act, and how a body is checked against all known ones.
 
 Read by the chat and completions routes, and by `field_docs`, which makes the tables of docs/openai_api.md.
 What does not act is listed in `unserved_fields`. It must not act: no tokenizer, no engine. Ranges of sampling
@@ -280,8 +280,9 @@ def acting_fields(route: Route) -> dict[str, Acts]:
 
 @functools.cache
 def refused_fields(route: Route) -> dict[str, Refused]:
-    """What a route answers with 400: fields that are not served, and fields of the other routes, which would
-    otherwise be read over because their name is not known here.
+    """What a route answers with 400: fields that are not served, and fields of the other routes.
+
+    The latter would otherwise be ignored as unknown names.
     """
     acting = acting_fields(route)
     declared, idle = unserved(route)
@@ -331,8 +332,8 @@ def parse_request(
 ) -> RequestT:
     """A decoded JSON body -> the route's request. Raises `RequestRejected` that names field, rule and value.
 
-    Null is the default; refused fields are 400 unless they ask for nothing; a name that nobody declared is
-    told to `on_unknown` and ignored.
+    Null is the default; refused fields are 400 unless they ask for nothing; a name that is declared nowhere
+    is handed to `on_unknown` and ignored.
     """
     if not isinstance(body, dict):
         raise RequestRejected(f"the body must be a JSON object, got {shown(body)}")

@@ -31,12 +31,12 @@ def build_openai_router(manager: Manager, settings: ServingSettings | None = Non
         return await serve(request, completions, manager, chosen)
 
     @router.get("/v1/models")
-    @router.head("/v1/models", include_in_schema=False)
+    @router.head("/v1/models")
     async def list_models() -> dict[str, object]:
         return models.all()
 
     @router.get("/v1/models/{model_id:path}")
-    @router.head("/v1/models/{model_id:path}", include_in_schema=False)
+    @router.head("/v1/models/{model_id:path}")
     async def show_model(model_id: str) -> Response:
         return models.one(model_id)
 

@@ -49,14 +49,17 @@ class ChatDialect:
 
     def choice(self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate) -> dict[str, object]:
         """A choice of a whole answer."""
-        choice = {
+        choice: dict[str, object] = {
             "index": progress.index,
             "message": {"role": "assistant", "content": update.text},
             "logprobs": self._logprobs(job, update),
             "finish_reason": update.finish_reason,
             "matched_stop": update.matched_stop,
         }
-        return self._with_ids(choice, job, update)
+        if job.request.return_token_ids:
+            choice["token_ids"] = update.token_ids
+            choice["prompt_token_ids"] = update.prompt_token_ids
+        return choice
 
     def stream_choices(
         self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate
@@ -92,10 +95,3 @@ class ChatDialect:
         if not job.with_logprobs:
             return None
         return {"content": chat_content(update.logprobs, tokenizer_of(self._manager))}
-
-    @staticmethod
-    def _with_ids(choice: dict[str, object], job: Job, update: ChoiceUpdate) -> dict[str, object]:
-        if job.request.return_token_ids:
-            choice["token_ids"] = update.token_ids
-            choice["prompt_token_ids"] = update.prompt_token_ids
-        return choice

@@ -85,7 +85,7 @@ class CompletionDialect:
     def _sent(
         self, request: CompletionRequest, prompts: list[str] | list[list[int]]
     ) -> list[str] | list[list[int]]:
-        """The prompts as they travel: without what the tokenizer puts around a text, a text must be ids."""
+        """The prompts as they are sent: ids where the tokenizer must not put special tokens around a text."""
         if request.add_special_tokens is not False:
             return prompts
         encode = tokenizer_of(self._manager).encode
@@ -97,10 +97,10 @@ class CompletionDialect:
     def _default_limits(
         self, request: CompletionRequest, prompts: list[str] | list[list[int]]
     ) -> tuple[list[str] | list[list[int]], list[int | None]]:
-        """The prompts to send, and for each the limit when the client names none: cut to what is left of the
-        context and of the pool.
+        """The prompts to send, and for each the limit on new tokens where the client names none.
 
-        A text that may come close to them is tokenized here, once, and travels as ids.
+        It is cut to what is left of the context and of the pool. A text that may come close to them is
+        tokenized here, once, and sent as ids.
         """
         if request.max_tokens is not None or request.max_completion_tokens is not None:
             return prompts, [None]
@@ -114,23 +114,20 @@ class CompletionDialect:
         encode = tokenizer_of(self._manager).encode
         ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         room = [space - len(prompt) for prompt in ids]
-        # Without room the request is refused further on, in words that name both numbers.
+        # Without room the request is refused further on, by an error that names both numbers.
         return ids, [min(most, left) if left > 0 else most for left in room]
-
-    def choice(self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate) -> dict[str, object]:
-        """A choice of a whole answer: everything is new."""
-        return self._choice(job, progress, update)
 
     def stream_choices(
         self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate
     ) -> Iterator[dict[str, object]]:
-        """One chunk, unless there is nothing to tell; the last one carries the finish."""
+        """One chunk, unless nothing would be in it; the last one carries the finish."""
         echoes = update.is_first and self._echo(job)
         ids = job.request.return_token_ids and update.token_ids
         if echoes or ids or not update.is_empty or update.finish_reason is not None:
-            yield self._choice(job, progress, update)
+            yield self.choice(job, progress, update)
 
-    def _choice(self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate) -> dict[str, object]:
+    def choice(self, job: Job, progress: ChoiceProgress, update: ChoiceUpdate) -> dict[str, object]:
+        """The choice of a chunk, or of a whole answer, in which everything is new."""
         prompt_text = self._prompt_text(job, progress.index) if update.is_first and self._echo(job) else ""
         choice: dict[str, object] = {
             "index": progress.index,

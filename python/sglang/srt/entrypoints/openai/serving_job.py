@@ -98,17 +98,11 @@ class Job(msgspec.Struct, kw_only=True):
 class Dialect(Protocol[RequestT]):
     """One route's own part: how a body becomes a job, and how outputs become choices."""
 
-    @property
-    def request_type(self) -> type[RequestT]: ...
-
-    @property
-    def unknown_fields(self) -> UnknownFields: ...
-
-    @property
-    def answer_object(self) -> str: ...
-
-    @property
-    def chunk_object(self) -> str: ...
+    request_type: type[RequestT]
+    unknown_fields: UnknownFields
+    #: What `object` says in a whole answer, and in a chunk.
+    answer_object: str
+    chunk_object: str
 
     def prepare(self, request: RequestT, headers: Mapping[str, str]) -> Job:
         """Check and translate; refuses with `RequestRejected`."""

@@ -1,1 +1,1 @@
-"""The parts of the tokenizer manager, in the order in which a request meets them."""
+"""The parts of the tokenizer manager: prepare a request, follow it, build its answer."""

@@ -6,6 +6,7 @@ which the manager cannot import. It must not send, decode text or know about HTT
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import cast
@@ -18,19 +19,17 @@ from sglang.srt.messages.requests import TokenizedGenerateReqInput, TokenLogprob
 _Lists = dict[str, list[object]]
 
 
+@dataclasses.dataclass(slots=True)
 class _HandedOut:
     """How much of one sample the call has had, so that the cost of an answer is that of what is new in it."""
 
-    __slots__ = ("chars", "ids", "input", "input_source", "logprobs", "output")
-
-    def __init__(self) -> None:
-        self.chars = 0
-        self.ids = 0
-        self.logprobs = 0
-        self.input: _Lists = {}
-        self.input_source: list[TokenLogprob] | None = None
-        #: The native lists so far; an incremental call keeps none.
-        self.output: _Lists = {}
+    chars: int = 0
+    ids: int = 0
+    logprobs: int = 0
+    input: _Lists = dataclasses.field(default_factory=dict)
+    input_source: list[TokenLogprob] | None = None
+    #: The native lists so far; an incremental call keeps none.
+    output: _Lists = dataclasses.field(default_factory=dict)
 
 
 class AnswerBuilder:

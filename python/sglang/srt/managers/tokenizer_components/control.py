@@ -1,5 +1,4 @@
-"""Owns the calls that ask the schedulers something and wait for their answers: flush the cache, read the
-counters, show the placement.
+"""Owns the calls that schedulers answer: flush the cache, read the counters, show the placement.
 
 Used by the tokenizer manager. Each call has a number that its answers carry back, one for each replica. It
 must not touch requests.
@@ -10,74 +9,84 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 
-#: A scheduler answers between two steps, so this bounds one step; a stuck one is the watchdog's business.
+#: A scheduler answers between two steps, so this bounds one step; a stuck one is found by the watchdog.
 ANSWER_TIMEOUT_S = 60.0
 
-Answer = io_struct.FlushCacheReqOutput | io_struct.GetInternalStateReqOutput | io_struct.GetPlacementReqOutput
+AnswerT = TypeVar(
+    "AnswerT",
+    io_struct.FlushCacheReqOutput,
+    io_struct.GetInternalStateReqOutput,
+    io_struct.GetPlacementReqOutput,
+)
 
 
-class _Question:
-    """One call under way: who has answered, and the future of all answers."""
+class _OpenCall:
+    """One call under way: the answers so far by replica, and the future that ends with the last."""
 
     def __init__(self) -> None:
-        self.answers: dict[int, Any] = {}
+        self.answers: dict[int, io_struct.AnswerToCall] = {}
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class ControlCalls:
-    """Questions under way, by number. A question goes to every replica and ends with the last answer."""
+    """The calls under way, by number. A call goes to every replica and ends with the last answer."""
 
     def __init__(self, send: Callable[[io_struct.Message], None], replicas: int = 1) -> None:
         self._send = send
         self._replicas = replicas
         self._numbers = itertools.count()
-        self._waiting: dict[int, _Question] = {}
+        self._open: dict[int, _OpenCall] = {}
         self._failed: str | None = None
 
-    async def ask(self, build: Callable[[int], io_struct.Message]) -> list[Any]:
-        """Send `build(number)` and wait for the answers to that number, in the order of the replicas."""
+    async def call(
+        self, message_type: Callable[..., io_struct.Message], answer_type: type[AnswerT]
+    ) -> list[AnswerT]:
+        """Send a message of this type and wait for the answers to it, in the order of the replicas."""
         if self._failed is not None:
             raise RequestRejected(self._failed, status_code=503)
         number = next(self._numbers)
-        question = self._waiting[number] = _Question()
+        call = self._open[number] = _OpenCall()
         try:
-            self._send(build(number))
-            await asyncio.wait_for(question.future, ANSWER_TIMEOUT_S)
+            self._send(message_type(call_id=number))
+            await asyncio.wait_for(call.future, ANSWER_TIMEOUT_S)
         except TimeoutError as error:
-            raise RequestRejected(self._silence(question), status_code=503) from error
+            raise RequestRejected(self._why_no_answer(call), status_code=503) from error
         finally:
-            del self._waiting[number]
-        return [answer for _, answer in sorted(question.answers.items())]
+            del self._open[number]
+        in_order = [call.answers[replica] for replica in sorted(call.answers)]
+        answers = [answer for answer in in_order if isinstance(answer, answer_type)]
+        assert len(answers) == len(in_order), "an answer to another kind of call"
+        return answers
 
-    def answer(self, message: Answer) -> None:
-        """An answer has come; one that nobody waits for any more is dropped."""
-        question = self._waiting.get(message.call_id)
-        if question is None or question.future.done():
+    def answer(self, message: io_struct.AnswerToCall) -> None:
+        """Take an answer; one that nobody waits for any more is dropped."""
+        call = self._open.get(message.call_id)
+        if call is None or call.future.done():
             return
-        if message.dp_rank in question.answers:
+        if message.dp_rank in call.answers:
             raise RuntimeError(f"replica {message.dp_rank} answered call {message.call_id} twice")
-        question.answers[message.dp_rank] = message
-        if len(question.answers) == self._replicas:
-            question.future.set_result(None)
+        call.answers[message.dp_rank] = message
+        if len(call.answers) == self._replicas:
+            call.future.set_result(None)
 
     def fail_all(self, cause: str) -> None:
         """No answer will come any more."""
         self._failed = cause
-        for question in self._waiting.values():
-            if not question.future.done():
-                question.future.set_exception(
+        for call in self._open.values():
+            if not call.future.done():
+                call.future.set_exception(
                     RequestRejected(cause, status_code=500, err_type="InternalServerError")
                 )
 
-    def _silence(self, question: _Question) -> str:
+    def _why_no_answer(self, call: _OpenCall) -> str:
         if self._replicas == 1:
             return f"the scheduler did not answer within {ANSWER_TIMEOUT_S:.0f} s"
-        silent = [str(replica) for replica in range(self._replicas) if replica not in question.answers]
+        silent = [str(replica) for replica in range(self._replicas) if replica not in call.answers]
         return f"no answer within {ANSWER_TIMEOUT_S:.0f} s from replica {', '.join(silent)}"
 
 

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from sglang.srt.tokenizer.id_reader import REPLACEMENT
 from sglang.srt.tokenizer.tokenizer_like import TokenizerLike
 
-#: When the window holds more ids than this, it moves on to a character border and keeps the last few as
-#: context.
+#: A window of more ids than this moves on to a character border and keeps the last few as context.
 _WINDOW = 24
 _CONTEXT = 6
 
@@ -27,21 +26,6 @@ class IncrementalDetokenizer:
     whose text is known, the first time with the end of the prompt, so that the text that it adds is what the
     new ids add to everything before.
     """
-
-    __slots__ = (
-        "_borders",
-        "_bytes",
-        "_decode_flags",
-        "_ids",
-        "_keep_stop",
-        "_shown",
-        "_special",
-        "_stops",
-        "_text",
-        "_tokenizer",
-        "_window_shown",
-        "_window_start",
-    )
 
     def __init__(
         self,
@@ -87,9 +71,7 @@ class IncrementalDetokenizer:
         self._shown = len(self._text) - self._held_back()
 
     def finish(self, ids: Sequence[int], *, matched: int | str | None = None) -> None:
-        """Take the last ids. `matched` is the stop token (cut with its text) or the stop string that ended
-        it.
-        """
+        """Take the last ids. `matched` is the stop token or the stop string, which is cut from the text."""
         ids = list(ids)
         if isinstance(matched, int) and not self._keep_stop and ids and ids[-1] == matched:
             ids.pop()
@@ -106,8 +88,7 @@ class IncrementalDetokenizer:
         window = self._tokenizer.decode(self._ids[self._window_start :], skip, spaces)
         pending = len(self._bytes.getstate()[0])
         if pending and not final:
-            # A begun character reads as one replacement mark or as one per byte; either way it is not shown
-            # yet.
+            # A begun character reads as one replacement mark or one for each byte, and is not shown yet.
             bare = window.rstrip(REPLACEMENT)
             window = window[: max(len(bare), len(window) - pending)]
         if len(window) > self._window_shown:
@@ -122,8 +103,7 @@ class IncrementalDetokenizer:
         if start <= self._window_start:
             return
         context = self._tokenizer.decode(self._ids[start:], skip, spaces)
-        # Not so where a decoder looks at a whole run of byte tokens: then the window waits for the next
-        # border.
+        # Some decoders read a whole run of byte tokens at once: then the window waits for the next border.
         if self._text.endswith(context):
             self._window_start = start
             self._window_shown = len(context)

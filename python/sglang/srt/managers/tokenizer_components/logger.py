@@ -1,15 +1,13 @@
-"""Owns the request log of `--log-requests`: one `Receive: obj=...` and one `Finish: obj=...` line for each
-request.
+"""Owns the log of `--log-requests`: a `Receive: obj=...` and a `Finish: obj=...` line for each request.
 
-Used by the tokenizer manager. It must not see headers or keys, and user text cannot break a line (it is
-written as JSON).
+Used by the tokenizer manager. It must not see headers or keys. A user's text cannot break a line: it is
+written as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from typing import Any
 
 import msgspec
 
@@ -34,7 +32,7 @@ class RequestLogger:
     def received(self, obj: GenerateReqInput) -> None:
         if not self._enabled or obj.no_logs:
             return
-        fields: dict[str, Any] = {"rid": obj.rid, "stream": obj.stream}
+        fields: dict[str, object] = {"rid": obj.rid, "stream": obj.stream}
         if self._level >= _PARAMETERS:
             fields["sampling_params"] = obj.sampling_params
             fields["return_logprob"] = obj.return_logprob
@@ -49,9 +47,9 @@ class RequestLogger:
             "Finish", {"obj": {"rid": obj.rid}, "out": [self._outcome(sample) for sample in call.samples]}
         )
 
-    def _outcome(self, sample: SampleState) -> dict[str, Any]:
+    def _outcome(self, sample: SampleState) -> dict[str, object]:
         reason = sample.finish_reason
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "id": sample.rid,
             "finish_reason": None if reason is None else reason.to_json(),
             "prompt_tokens": sample.prompt_tokens,
@@ -64,12 +62,12 @@ class RequestLogger:
             fields |= {"text": self._cut(sample.text), "output_ids": self._cut(sample.output_ids)}
         return fields
 
-    def _cut(self, value: Any) -> Any:
-        if self._level >= _WHOLE_TEXTS or value is None:
-            return value
-        return value[:_CUT]
+    def _cut(self, value: object) -> object:
+        if self._level < _WHOLE_TEXTS and isinstance(value, str | list):
+            return value[:_CUT]
+        return value
 
-    def _write(self, event: str, fields: dict[str, Any]) -> None:
+    def _write(self, event: str, fields: dict[str, object]) -> None:
         if self._as_json:
             logger.info("%s", msgspec.json.encode({"event": event.lower(), **fields}).decode())
             return

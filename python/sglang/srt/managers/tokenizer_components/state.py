@@ -8,51 +8,37 @@ decode text.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import deque
 
 from sglang.srt.messages.requests import FinishReason, TokenizedGenerateReqInput, TokenLogprob, TokenOutput
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class SampleState:
     """One sequence: what it was sent as, and everything that came back."""
 
-    __slots__ = (
-        "cached_tokens",
-        "call",
-        "completion_tokens",
-        "created",
-        "dp_rank",
-        "finish_reason",
-        "finished_at",
-        "index",
-        "input_logprobs",
-        "is_queued",
-        "message",
-        "num_retractions",
-        "output_ids",
-        "output_logprobs",
-        "prompt_tokens",
-        "text",
-    )
+    call: CallState
+    message: TokenizedGenerateReqInput
+    index: int
+    created: float = dataclasses.field(default_factory=time.monotonic)
+    finished_at: float | None = None
+    #: Among its call's `updated`.
+    is_queued: bool = False
+    text: str = ""
+    output_ids: list[int] = dataclasses.field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = dataclasses.field(init=False)
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    dp_rank: int = 0
+    input_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    output_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
 
-    def __init__(self, call: CallState, message: TokenizedGenerateReqInput, index: int) -> None:
-        self.call = call
-        self.message = message
-        self.index = index
-        self.created = time.monotonic()
-        self.finished_at: float | None = None
-        self.is_queued = False
-        self.text = ""
-        self.output_ids: list[int] = []
-        self.finish_reason: FinishReason | None = None
-        self.prompt_tokens = len(message.input_ids)
-        self.completion_tokens = 0
-        self.cached_tokens = 0
-        self.num_retractions = 0
-        self.dp_rank = 0
-        self.input_logprobs: list[TokenLogprob] = []
-        self.output_logprobs: list[TokenLogprob] = []
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.message.input_ids)
 
     @property
     def rid(self) -> str:

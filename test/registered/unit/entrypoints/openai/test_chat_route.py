@@ -11,7 +11,7 @@ import pytest
 from sglang.srt.entrypoints.openai.serving_job import ServingSettings
 from sglang.srt.messages.errors import RequestRejected
 from sglang.test.fakes.scripted_manager import EOS, ScriptedAnswer, ScriptedManager, logprob_of
-from sglang.test.server.openai_calls import CHAT, events, of_choice, post
+from sglang.test.server.openai_calls import CHAT, choices_of, events, post
 
 
 def test_a_whole_answer_has_every_part():
@@ -135,7 +135,7 @@ def test_cached_tokens_are_reported_only_when_asked_for_at_start():
 
 def test_a_stream_has_role_deltas_and_finish_in_this_order():
     chunks = events(post(ScriptedManager(ScriptedAnswer.of("hey")), CHAT, stream=True))
-    choices = of_choice(chunks, 0)
+    choices = choices_of(chunks, 0)
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert [c["delta"]["content"] for c in choices[1:-1]] == ["h", "e", "y"]
     assert choices[-1]["finish_reason"] == "stop" and choices[-1]["matched_stop"] == EOS
@@ -150,7 +150,7 @@ def test_an_answer_whose_first_token_is_the_end_still_has_role_and_finish():
     """Trap 4."""
     answer = ScriptedAnswer.of("")
     chunks = events(post(ScriptedManager(answer), CHAT, stream=True, logprobs=True))
-    choices = of_choice(chunks, 0)
+    choices = choices_of(chunks, 0)
     assert choices[0]["delta"]["role"] == "assistant" and choices[-1]["finish_reason"] == "stop"
     assert sum(len(c["logprobs"]["content"]) for c in choices if c["logprobs"]) == 1
     whole = post(ScriptedManager(answer), CHAT, logprobs=True).json()
@@ -162,9 +162,9 @@ def test_nothing_follows_a_finish_and_every_choice_has_one():
     manager = ScriptedManager(*(ScriptedAnswer.of(t) for t in ("a", "bbbb", "")))
     chunks = events(post(manager, CHAT, stream=True, n=3, stream_options={"include_usage": True}))
     for index in range(3):
-        reasons = [c["finish_reason"] for c in of_choice(chunks, index)]
+        reasons = [c["finish_reason"] for c in choices_of(chunks, index)]
         assert reasons.count("stop") == 1 and reasons[-1] == "stop"
-        assert of_choice(chunks, index)[0]["delta"]["role"] == "assistant"
+        assert choices_of(chunks, index)[0]["delta"]["role"] == "assistant"
     assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 2 + 5 + 1
 
 
@@ -214,13 +214,13 @@ def test_stream_options_of_a_whole_answer_change_nothing():
 
 def test_held_back_text_makes_no_empty_chunk():
     answer = ScriptedAnswer(groups=[[104], [105], [33]], texts=["h", "h", "hi!"])
-    choices = of_choice(events(post(ScriptedManager(answer), CHAT, stream=True)), 0)
+    choices = choices_of(events(post(ScriptedManager(answer), CHAT, stream=True)), 0)
     assert [c["delta"]["content"] for c in choices] == ["", "h", "i!", ""]
 
 
 def test_the_ids_of_held_back_text_are_still_told():
     answer = ScriptedAnswer(groups=[[104], [105], [33]], texts=["h", "h", "hi!"])
-    choices = of_choice(events(post(ScriptedManager(answer), CHAT, stream=True, return_token_ids=True)), 0)
+    choices = choices_of(events(post(ScriptedManager(answer), CHAT, stream=True, return_token_ids=True)), 0)
     assert [i for c in choices for i in c.get("token_ids", [])] == [104, 105, 33]
     assert choices[0]["prompt_token_ids"]
     whole = post(ScriptedManager(answer), CHAT, return_token_ids=True).json()["choices"][0]
@@ -280,7 +280,7 @@ def test_a_later_abort_with_a_status_is_an_error_event():
     reason = {"type": "abort", "message": "NaN logits", "status_code": 500, "err_type": "InternalServerError"}
     chunks = events(post(ScriptedManager(ScriptedAnswer.of("ab", finish_reason=reason)), CHAT, stream=True))
     assert chunks[-1]["error"]["message"] == "NaN logits"
-    assert not any(c.get("finish_reason") for c in of_choice(chunks, 0))
+    assert not any(c.get("finish_reason") for c in choices_of(chunks, 0))
 
 
 @pytest.mark.parametrize("outputs_before", [0, 3])
@@ -304,7 +304,7 @@ def test_an_abort_by_the_user_is_an_answer_with_what_there_was(stream):
     response = post(manager, CHAT, stream=stream, stream_options={"include_usage": True})
     if stream:
         chunks = events(response)
-        assert of_choice(chunks, 0)[-1]["finish_reason"] == "abort"
+        assert choices_of(chunks, 0)[-1]["finish_reason"] == "abort"
         assert chunks[-1]["usage"]["completion_tokens"] == 4
     else:
         choice = response.json()["choices"][0]

@@ -18,7 +18,7 @@ from sglang.test.fakes.scripted_manager import (
     ScriptedManager,
     logprob_of,
 )
-from sglang.test.server.openai_calls import COMPLETIONS, events, of_choice, post
+from sglang.test.server.openai_calls import COMPLETIONS, choices_of, events, post
 
 
 def test_a_whole_answer_has_every_part():
@@ -74,7 +74,7 @@ def test_choice_index_is_prompt_index_times_n_plus_sample(stream):
     )
     if stream:
         chunks = events(response)
-        found = ["".join(c["text"] for c in of_choice(chunks, i)) for i in range(4)]
+        found = ["".join(c["text"] for c in choices_of(chunks, i)) for i in range(4)]
         usage = chunks[-1]["usage"]
     else:
         body = response.json()
@@ -174,7 +174,7 @@ def test_each_prompt_of_a_batch_has_its_own_room():
 
 def test_a_stream_tells_its_text_and_finishes_once():
     chunks = events(post(ScriptedManager(ScriptedAnswer.of("hey")), COMPLETIONS, stream=True))
-    choices = of_choice(chunks, 0)
+    choices = choices_of(chunks, 0)
     assert "".join(c["text"] for c in choices) == "hey"
     assert [c["finish_reason"] for c in choices] == [None] * 3 + ["stop"]
     assert choices[-1]["matched_stop"] == EOS
@@ -195,7 +195,7 @@ def test_echo_begins_with_the_prompt(stream):
     response = post(
         ScriptedManager(ScriptedAnswer.of("yo")), COMPLETIONS, prompt="hi ", echo=True, stream=stream
     )
-    choices = of_choice(events(response), 0) if stream else response.json()["choices"]
+    choices = choices_of(events(response), 0) if stream else response.json()["choices"]
     assert "".join(c["text"] for c in choices) == "hi yo"
 
 
@@ -215,7 +215,7 @@ def scored(stream=False, **fields):
     if not stream:
         return manager, response.json()["choices"][0]["logprobs"]
     joined = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for choice in of_choice(events(response), 0):
+    for choice in choices_of(events(response), 0):
         for key, values in (choice["logprobs"] or {}).items():
             joined[key] += values
     return manager, joined

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang.test.fakes.scripted_manager import EOS, ScriptedAnswer, ScriptedManager
-from sglang.test.server.openai_calls import CHAT, COMPLETIONS, events, of_choice, post
+from sglang.test.server.openai_calls import CHAT, COMPLETIONS, choices_of, events, post
 
 
 @st.composite
@@ -53,7 +53,7 @@ def test_a_chat_stream_adds_up_to_the_whole_answer(scripts, tops, with_logprobs)
     chunks = events(post(ScriptedManager(*scripts), CHAT, stream=True, **body))
     assert chunks[-1]["usage"] == whole["usage"]
     for choice in whole["choices"]:
-        parts = of_choice(chunks, choice["index"])
+        parts = choices_of(chunks, choice["index"])
         assert parts[0]["delta"] == {"role": "assistant", "content": ""}
         assert "".join(p["delta"]["content"] for p in parts) == choice["message"]["content"]
         assert [i for p in parts for i in p.get("token_ids", [])] == choice["token_ids"]
@@ -74,7 +74,7 @@ def test_a_completion_stream_adds_up_to_the_whole_answer(scripts, echo, logprobs
     assert chunks[-1]["usage"] == whole["usage"]
     assert len(whole["choices"]) == 2 * len(scripts)
     for choice in whole["choices"]:
-        parts = of_choice(chunks, choice["index"])
+        parts = choices_of(chunks, choice["index"])
         assert "".join(p["text"] for p in parts) == choice["text"]
         assert [p["finish_reason"] for p in parts].count(None) == len(parts) - 1
         assert parts[-1]["finish_reason"] == choice["finish_reason"]

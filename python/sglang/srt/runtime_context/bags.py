@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from sglang.srt.arg_groups.fields import DERIVED, LEAVES, NAMESPACES
 from sglang.srt.arg_groups.overrides import resolution_result
+from sglang.srt.runtime_context.identities import plain_integer
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack, refuse_copy
 from sglang.srt.runtime_context.widths import published_widths
 
@@ -69,7 +70,7 @@ class Bag:
                     "which would drop this write when it closes"
                 )
             before = self.__dict__[name]
-            self.__dict__[name] = value
+            self.__dict__[name] = plain_integer(value)
             return before
 
     def scope_stacks(self) -> Iterator[ScopeStack]:
@@ -115,7 +116,7 @@ def project(record: Any) -> dict[str, dict[str, Any]]:
     leaves: dict[str, Any] = {}
     for name in LEAVES:
         try:
-            leaves[name] = resolution_result(record, name)
+            leaves[name] = plain_integer(resolution_result(record, name))
         except AttributeError:
             continue
     values: dict[str, dict[str, Any]] = {path: {} for path in NAMESPACES}

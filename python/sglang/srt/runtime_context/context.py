@@ -160,7 +160,8 @@ class RuntimeContext:
             bags[blocked[0]].write(blocked[0], leaves[blocked[0]])  # raises before anything is written
         for name, value in leaves.items():
             before = bags[name].write(name, value)
-            self.publication.log.append(OverrideEntry(source, homes[name], name, before, value))
+            after = bags[name].__dict__[name]
+            self.publication.log.append(OverrideEntry(source, homes[name], name, before, after))
 
     def _bag_at(self, path: str) -> Bag:
         top, _, rest = path.partition(".")

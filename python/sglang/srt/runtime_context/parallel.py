@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
-from sglang.srt.runtime_context.identities import GROUP_WIDTHS, validate_parallel
+from sglang.srt.runtime_context.identities import GROUP_WIDTHS, plain_integer, validate_parallel
 from sglang.srt.runtime_context.parallel_names import COMPUTED, COUNTS, LIVE_READS, SPAWN_FACTS, ParallelNames
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack
 
@@ -115,6 +115,7 @@ class ParallelContext(ParallelNames):
         stamp would be checked against widths that end with the scope.
         """
         _refuse_unknown(names)
+        names = _in_plain_integers(names)
         with self._scopes.still():
             hidden = sorted(names.keys() & self._overrides.keys())
             if hidden:
@@ -123,9 +124,9 @@ class ParallelContext(ParallelNames):
                     "until the scope closes; stamp it outside"
                 )
             stamp = {**self._stamp, **names}
-            self._check("stamp", stated={}, stamp=stamp, groups=_groups_in(names))
+            self._check("stamp", names, stated={}, stamp=stamp)
             if self._overrides:
-                self._check("stamp", stated=self._overrides, stamp=stamp, groups=_groups_in(names))
+                self._check("stamp", names, stated=self._overrides, stamp=stamp)
             with self._stamping("stamp", set(names)):
                 self._stamp.update(names)
 
@@ -160,20 +161,27 @@ class ParallelContext(ParallelNames):
         """The identities with `names` stated on top of the open scopes.
 
         Drafts enter the same scope several times a step, so a verdict is kept for as long as publication and
-        stamp stand. It holds while the process groups give the answers that it rests on.
+        stamp stand. It holds while the process groups give the answers that it rests on, and only for plain
+        values: a tensor may be another number the next time. ``names`` are in plain integers afterwards.
         """
-        stated = {**self._overrides, **names}
+        stated = {**self._overrides, **names} if self._overrides else names
         groups = _groups_in(names)
-        key: tuple[object, ...] | None = _verdict_key(stated, groups)
+        key = _verdict_key(stated, groups)
+        if self._overrides:  # equal values, of which another part is stated by the open scopes
+            key += ("inside", *names)
+        has_hash = True
         try:
             rests_on = self._verdicts.get(key)
         except TypeError:  # a stated value without a hash: such a scope is checked each time
-            key = None
-            rests_on = None
-        if rests_on is not None and all(_live_answer(self, name) == was for name, was in rests_on.items()):
+            has_hash, rests_on = False, None
+        if rests_on is not None and (
+            not rests_on or all(_live_answer(self, name) == was for name, was in rests_on.items())
+        ):
             return
-        candidate = self._check("override", stated=stated, stamp=self._stamp, groups=groups)
-        if key is not None:
+        may_be_kept = has_hash and _may_be_kept(stated, groups) and _ASKED_ANEW.isdisjoint(names)
+        names.update(_in_plain_integers(names))
+        candidate = self._check("override", names, stated={**self._overrides, **names}, stamp=self._stamp)
+        if may_be_kept:
             if len(self._verdicts) >= _MOST_VERDICTS:
                 self._verdicts.clear()
             self._verdicts[key] = {
@@ -181,12 +189,12 @@ class ParallelContext(ParallelNames):
             }
 
     def _check(
-        self, who: str, *, stated: dict[str, Any], stamp: dict[str, Any], groups: list[str]
+        self, who: str, names: dict[str, Any], *, stated: dict[str, Any], stamp: dict[str, Any]
     ) -> ParallelContext:
         candidate = ParallelContext()
         candidate._overrides.update(stated)
         candidate.put(self._config, stamp)
-        validate_parallel(candidate, who, groups=groups)
+        validate_parallel(candidate, who, groups=_groups_in(names), stated=names)
         return candidate
 
     def __copy__(self) -> ParallelContext:
@@ -242,6 +250,26 @@ _MOST_VERDICTS = 64
 LIVE_RANKS = tuple(name for name in LIVE_READS if not name.endswith("_group"))
 
 
+#: Names that are compared with the world group, which no verdict rests on.
+_ASKED_ANEW = frozenset({"launch_world_rank", "world_group"})
+
+#: Types whose values stay what they are.
+_PLAIN = (bool, float, int, str, type(None))
+
+
+def _in_plain_integers(names: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if name.endswith("_group") else plain_integer(value) for name, value in names.items()}
+
+
+def _may_be_kept(stated: dict[str, Any], groups: list[str]) -> bool:
+    """Whether a verdict over these will be found again only where it still holds. A group is known by what it
+    is, and by its shape."""
+    parts = [value for name, value in stated.items() if not name.endswith("_group")]
+    for name in groups:
+        parts += [getattr(stated[name], part, None) for part in ("world_size", "rank_in_group")]
+    return all(type(part) in _PLAIN for part in parts)
+
+
 def _groups_in(names: dict[str, Any]) -> list[str]:
     return [name for name in GROUP_WIDTHS if name in names]
 
@@ -263,7 +291,7 @@ def _live_answer(parallel: ParallelContext, name: str) -> Any:
     if not parallel.readable_now(name):
         return None
     try:
-        return getattr(parallel, name)
+        return plain_integer(getattr(parallel, name))
     except Exception:  # noqa: BLE001 - as in the identities: whatever fails is unreadable
         return None
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang.srt.arg_groups.fields.parallel import attn_dp_size_of, num_worlds_of
+from sglang.srt.runtime_context.identities import as_integer
 
 __all__ = [
     "AttentionRanks",
@@ -123,7 +124,8 @@ def published_widths(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _below_one(value: object) -> bool:
-    return type(value) is int and value < 1
+    number = as_integer(value)
+    return number is not None and number < 1
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang.srt.distributed import parallel_state
 from sglang.srt.runtime_context import (
@@ -210,9 +211,9 @@ def _checks(parallel: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     real = parallel_module.validate_parallel
 
-    def counted(candidate: Any, who: str, groups: Any) -> None:
+    def counted(candidate: Any, who: str, groups: Any, stated: Any) -> None:
         asked.append(who)
-        real(candidate, who, groups)
+        real(candidate, who, groups, stated)
 
     monkeypatch.setattr(parallel_module, "validate_parallel", counted)
     return asked
@@ -278,6 +279,50 @@ def test_a_stated_value_without_a_hash_is_checked_each_time(
         with parallel.override(tp_group=SimpleNamespace(world_size=4)):
             pass
     assert asked == ["override"] * 2
+
+
+def test_a_verdict_over_something_that_may_change_is_not_kept(
+    parallel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor that was changed in place is the same key, and passed with another number."""
+    asked, width = _checks(parallel, monkeypatch), torch.tensor(2)
+    names = {**_draft_names(_Group(2)), "tp_size": width}
+    for _ in range(2):
+        with parallel.override(**names):
+            assert type(parallel.tp_size) is int
+            width.fill_(3)
+            assert parallel.tp_size == 2  # what was checked is what is read
+            width.fill_(2)
+    assert asked == ["override"] * 2
+    width.fill_(3)
+    with pytest.raises(ValueError, match=r"3 != 2 \* 1 \* 1"), parallel.override(**names):
+        pass
+    group = _Group(2)
+    group.world_size = width.fill_(2)  # type: ignore[assignment]
+    with parallel.override(**_draft_names(group)):
+        pass
+    width.fill_(4)
+    with (
+        pytest.raises(ValueError, match="built 4, configured 2"),
+        parallel.override(**_draft_names(group)),
+    ):
+        pass
+
+
+def test_equal_values_of_which_an_outer_scope_states_a_part_have_a_verdict_of_their_own(
+    parallel: Any,
+) -> None:
+    """A draft inside a scope that states `ep_size` has experts of its own; one scope of both contradicts
+    itself."""
+    outer = {"ep_size": 2, "moe_ep_size": 2, "moe_tp_size": 2, "moe_ep_rank": 1, "moe_tp_rank": 1}
+    inner = {"moe_ep_size": 1, "moe_tp_size": 4, "moe_ep_rank": 0, "moe_tp_rank": 3}
+    with parallel.override(**outer), parallel.override(**inner):
+        assert parallel.moe_ep_size == 1
+    with (
+        pytest.raises(ValueError, match="ep_size == moe_ep_size: 2 != 1"),
+        parallel.override(**{**outer, **inner}),
+    ):
+        pass
 
 
 def test_verdicts_do_not_pile_up(parallel: Any) -> None:

@@ -80,9 +80,9 @@ def test_cache_stripes_count_inside_the_attention_tensor_group() -> None:
 
 
 def test_every_rank_is_stamped_so_that_no_group_is_needed() -> None:
-    publish(_record(**EXAMPLE), role="test", ranks=SpawnRanks(world_rank=1, dp_rank=6, gpu_id=3))
+    publish(_record(**EXAMPLE), role="test", ranks=SpawnRanks(world_rank=1, dp_rank=1, gpu_id=3))
     parallel = get_parallel()
-    assert (parallel.launch_world_rank, parallel.dp_rank, parallel.gpu_id) == (1, 6, 3)
+    assert (parallel.launch_world_rank, parallel.dp_rank, parallel.gpu_id) == (1, 1, 3)
     kinds = ("tp", "pp", "dcp", "moe_ep", "moe_dp", "moe_tp", "attn_tp", "attn_cp", "attn_dp", "launch_world")
     assert {parallel.answered_by(f"{kind}_rank") for kind in kinds} == {"stamp"}
 
@@ -157,7 +157,7 @@ def test_publishing_again_replaces_role_bags_log_stamps_and_flags() -> None:
     publish(
         _record(tp_size=2, dp_size=2, enable_dp_attention=True, enable_torch_compile=True),
         role="scheduler",
-        ranks=SpawnRanks(world_rank=1, dp_rank=4),
+        ranks=SpawnRanks(world_rank=1, dp_rank=1),
     )
     get_context().override("a test", page_size=16)
     get_parallel().override_permanently(nccl_port=1234)

@@ -154,19 +154,27 @@ class EngineCore:
         if manager is None:
             raise RuntimeError("connect() must come before self_test()")
         timeout = envs.SGLANG_WARMUP_TIMEOUT.get()
+        seconds = 600 if timeout < 0 else timeout
         replicas = manager.limits.replicas
+        prompt = _self_test_prompt(manager)
         request = GenerateReqInput(
-            input_ids=[_self_test_prompt(manager)] * replicas,
+            input_ids=[prompt] * replicas,
             routed_dp_rank=list(range(replicas)),
-            sampling_params={"temperature": 0.0, "max_new_tokens": _self_test_tokens(manager)},
+            sampling_params={"temperature": 0.0, "max_new_tokens": _self_test_tokens(manager, len(prompt))},
             # A stream makes text of every token by itself, which is harder than one text in the end.
             stream=True,
             no_logs=True,
         )
-        async with asyncio.timeout(600 if timeout < 0 else timeout):
-            async for _ in manager.generate_request(request):
-                pass
-            await manager.flush_cache()
+        try:
+            async with asyncio.timeout(seconds):
+                async for _ in manager.generate_request(request):
+                    pass
+                await manager.flush_cache()
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the self-test was not done in {seconds} s; allow more with SGLANG_WARMUP_TIMEOUT, or leave "
+                "it out with --skip-server-warmup"
+            ) from error
 
     def notify_death(self, callback: Callable[[str], None]) -> None:
         """Call `callback(cause)` on the event loop when a rank has died (at once if one has)."""
@@ -271,7 +279,19 @@ def decisions_of_ranks(infos: Sequence[dict[str, Any]]) -> dict[str, dict[str, A
     return decided
 
 
-def _self_test_tokens(manager: TokenizerManager) -> int:
-    """A pool or context of a few tokens (tests) must not fail the self-test."""
-    room = min(manager.limits.context_len, manager.limits.pool_tokens) // 2
-    return max(1, min(_SELF_TEST_TOKENS, room))
+def _self_test_tokens(manager: TokenizerManager, prompt_len: int) -> int:
+    """A pool or context of a few tokens (tests) must not fail the self-test; one that has no room for it is
+    refused by its flag.
+    """
+    limits, needed = manager.limits, prompt_len + 1
+    room = min(limits.context_len, limits.pool_tokens)
+    if needed > room and not limits.allow_auto_truncate:
+        what, flags = "KV cache pool", "--max-total-tokens (or --mem-fraction-static)"
+        if limits.context_len < limits.pool_tokens:
+            what, flags = "context", "--context-length"
+        raise ValueError(
+            f"the {what} of {room} tokens is too small for the self-test, which takes {needed}; "
+            f"raise {flags} so that it holds at least {needed}, or leave the self-test out with "
+            "--skip-server-warmup"
+        )
+    return max(1, min(_SELF_TEST_TOKENS, room // 2, room - prompt_len))

@@ -30,7 +30,7 @@ from sglang.srt.processes.stop_signals import STOP_SIGNALS
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log_format import configure_logging
-from sglang.srt.utils.os_errors import with_cure
+from sglang.srt.utils.os_errors import cure_of, with_cure
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.http_server import HttpServer
@@ -96,6 +96,17 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
+def why_no_start(error: Exception, *, testing: bool) -> str:
+    """One line about a start that fails in this process; before the self-test (`testing`), what the operator
+    can mend is told by its sentence alone.
+    """
+    named = f"{type(error).__name__}: {with_cure(error)}"
+    if testing:
+        return f"Initialization failed. warmup error: {named}"
+    plain = type(error) is ValueError or cure_of(error) is not None
+    return f"Initialization failed: {with_cure(error) if plain else named}"
+
+
 class ServerLife:
     """One server from its start to its exit code."""
 
@@ -146,17 +157,19 @@ class ServerLife:
 
     async def _start(self, add_routes: Callable[[], None]) -> None:
         """Connect, add the routes that need the engine, run the self-test, and print the ready line."""
+        testing = False
         try:
             await self._core.connect()
             add_routes()
             if not get_serving().skip_server_warmup:
+                testing = True
                 await self._core.self_test()
         except RankDied as error:
             # The watcher reports it too, but not where the rank died before this loop ran.
             self._on_death(str(error))
             return
         except Exception as error:
-            self._fail(f"Initialization failed. warmup error: {type(error).__name__}: {error}")
+            self._fail(why_no_start(error, testing=testing))
             logger.debug("the start failed here", exc_info=True)
             return
         self._status.become(Phase.UP)

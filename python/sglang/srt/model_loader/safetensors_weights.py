@@ -132,7 +132,10 @@ def _files(folder: pathlib.Path, index: pathlib.Path) -> dict[pathlib.Path, set[
         raise ValueError(
             f"{folder} holds {len(found)} safetensors files ({names}) and no {INDEX_FILE}; fetch it"
         )
-    hint = ""
+    hint = (
+        f"; fetch the weights into it ({SINGLE_FILE}, or all shards and {INDEX_FILE}), or name the folder "
+        "that has them with --model-path"
+    )
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
         hint = "; its .bin or .pt files are pickles, which are not loaded: save the model as safetensors"
     raise ValueError(f"{folder} holds no safetensors file{hint}")
@@ -143,7 +146,7 @@ def _indexed_files(index: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         pairs = [(str(name), str(file)) for name, file in weight_map.items()]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} has no readable weight_map: {error!r}") from error
+        raise ValueError(f"{index} has no readable weight_map: {error!r}; fetch it again") from error
     by_file: dict[str, set[str]] = {}
     for name, file in pairs:
         by_file.setdefault(file, set()).add(name)
@@ -153,7 +156,7 @@ def _indexed_files(index: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
         if pathlib.Path(file).name != file or not path.is_file():
             raise ValueError(
                 f"{index} places {len(names)} tensors (first: {min(names)!r}) in {file!r}, and there is no "
-                f"such file beside it"
+                f"such file beside it; fetch it"
             )
         files[path] = names
     return files

@@ -112,14 +112,14 @@ def _template_in_file(value: str, named: Mapping[str, str]) -> str:
     if not os.path.isfile(value):  # unlike pathlib's, it takes a text that is too long for a path
         brought = ", ".join(map(repr, sorted(named))) if named else "none by name"
         raise ValueError(
-            f"chat_template {value!r} is no file; give a jinja file, a JSON file with the key "
+            f"--chat-template {value!r} is no file; give a jinja file, a JSON file with the key "
             f"'chat_template', or the name of a template that the model brings (it brings {brought})"
         )
     path = pathlib.Path(value)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"chat_template {path} cannot be read: {error}") from error
+        raise ValueError(f"--chat-template {path} cannot be read: {error}") from error
     return _template_in_json(path, text) if path.suffix == ".json" else text
 
 
@@ -127,11 +127,11 @@ def _template_in_json(path: pathlib.Path, text: str) -> str:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"chat_template {path} is not JSON: {error}") from error
+        raise ValueError(f"--chat-template {path} is not JSON: {error}") from error
     template = content.get("chat_template") if isinstance(content, dict) else None
     if not isinstance(template, str):
         raise ValueError(
-            f"chat_template {path} must be a JSON object whose key 'chat_template' holds the template"
+            f"--chat-template {path} must be a JSON object whose key 'chat_template' holds the template"
         )
     return template
 

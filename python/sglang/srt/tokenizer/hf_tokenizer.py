@@ -24,7 +24,8 @@ def read_hf_vocabulary(folder: pathlib.Path) -> Vocabulary:
     if not file.is_file():
         raise ValueError(
             f"{folder} has no tokenizer.json; a folder with only a slow tokenizer (tokenizer.model, "
-            f"vocab.txt) is not served: load it once with transformers' AutoTokenizer and save it again"
+            f"vocab.txt) is not served: load it once with transformers' AutoTokenizer and save it again, or "
+            f"name a folder that has one with --tokenizer-path"
         )
     backend = _backend(file)
     config = _read_if_there(folder / "tokenizer_config.json")
@@ -44,7 +45,9 @@ def _backend(file: pathlib.Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for whatever it dislikes in the file
-        raise ValueError(f"{file} is not a tokenizer file that can be read: {error}") from error
+        raise ValueError(
+            f"{file} is not a tokenizer file that can be read: {error}; fetch it again"
+        ) from error
     # Settings of some training run that would silently cut or lengthen a prompt.
     backend.no_truncation()
     backend.no_padding()
@@ -126,7 +129,7 @@ def _chat_templates(folder: pathlib.Path, config: dict[str, Any]) -> dict[str, s
     elif value is not None:
         raise ValueError(
             f"{source}: chat_template is a {type(value).__name__}; it must be a text, or a list of objects "
-            f"with name and template"
+            f"with name and template; correct it or leave it out"
         )
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -149,7 +152,7 @@ def _named_templates(rows: list[Any], source: pathlib.Path) -> dict[str, str]:
         if not all(isinstance(word, str) for word in words):
             raise ValueError(
                 f"{source}: a row of chat_template must be an object with the texts name and template, "
-                f"got {str(row)[:80]}"
+                f"got {str(row)[:80]}; correct it or leave it out"
             )
         if row["name"] in templates:
             raise ValueError(

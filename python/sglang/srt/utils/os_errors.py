@@ -33,4 +33,6 @@ def cure_of(error: BaseException) -> str | None:
 def with_cure(error: BaseException) -> str:
     """The error's own text and what to do about it."""
     cure = cure_of(error)
-    return str(error) if cure is None else f"{error}: {cure}"
+    if cure is None:
+        return str(error)
+    return f"{error}: {cure}" if str(error) else cure

@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
 import asyncio
+import dataclasses
 import pathlib
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from sglang.srt.entrypoints.engine_core import EngineCore
+from sglang.srt.entrypoints.server_main import why_no_start
+from sglang.srt.environ import envs
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
@@ -87,3 +90,58 @@ def test_a_vocabulary_without_a_word_of_its_text_is_asked_for_a_token(
         task.cancel()
 
     play(scenario, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pool_tokens", "the KV cache pool of 3 tokens is too small .*; raise --max-total-tokens "),
+        ("context_len", "the context of 3 tokens is too small .*; raise --context-length "),
+    ],
+)
+def test_too_little_room_for_it_is_refused_by_the_flag(tmp_path: pathlib.Path, name: str, words: str) -> None:
+    """It was told as the refusal of a request, whose cure was to shorten what nobody had written. The twin
+    has the room that the sentence asks for.
+    """
+    tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, "byte-level"))
+    needed = len(tokenizer.encode("The capital city of France is")) + 1
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        small: dict[str, Any] = {name: 3}
+        manager.limits = dataclasses.replace(manager.limits, **small)
+        with pytest.raises(ValueError, match=f"^{words}") as caught:
+            await self_test(manager)
+        assert f"at least {needed}, or leave the self-test out with --skip-server-warmup" in str(caught.value)
+        assert channel.requests == []
+        manager.limits = dataclasses.replace(manager.limits, **{name: needed})
+        task = self_test(manager)
+        assert (await asked(channel)).sampling_params.max_new_tokens == 1
+        task.cancel()
+
+    play(scenario, tokenizer)
+
+
+def test_a_self_test_that_is_never_done_names_what_allows_it_more_time(tmp_path: pathlib.Path) -> None:
+    """The error of a clock has no words of its own."""
+    tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, "byte-level"))
+
+    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+        with pytest.raises(TimeoutError, match=r"not done in 0 s; allow more with SGLANG_WARMUP_TIMEOUT, or"):
+            await self_test(manager)
+
+    with envs.SGLANG_WARMUP_TIMEOUT.override(0):
+        play(scenario, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("error", "testing", "words"),
+    [
+        (ValueError("--flag 5: take 4"), False, "Initialization failed: --flag 5: take 4"),
+        (MemoryError(), False, "Initialization failed: memory is short; "),
+        (RuntimeError("a fault of ours"), False, "Initialization failed: RuntimeError: a fault of ours"),
+        (RequestRejected("no"), True, "Initialization failed. warmup error: RequestRejected: no"),
+        (MemoryError(), True, "Initialization failed. warmup error: MemoryError: memory is short; "),
+    ],
+)
+def test_only_what_the_self_test_found_is_called_so(error: Exception, testing: bool, words: str) -> None:
+    assert why_no_start(error, testing=testing).startswith(words)

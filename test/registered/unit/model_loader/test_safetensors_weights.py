@@ -139,7 +139,7 @@ def test_pickled_weights_are_not_loaded_and_the_message_says_why(tmp_path):
     with pytest.raises(ValueError, match="pickles, which are not loaded: save the model as safetensors"):
         safetensors_weights(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(ValueError, match=r"holds no safetensors file$"):
+    with pytest.raises(ValueError, match=r"holds no safetensors file; fetch the weights into it \("):
         safetensors_weights(tmp_path)
 
 

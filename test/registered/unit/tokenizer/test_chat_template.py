@@ -160,5 +160,5 @@ def test_a_template_file_that_is_none_is_refused_at_the_start(tmp_path, name, co
     path = tmp_path / (name or "chatml")
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^--chat-template.* {message}"):
         read_chat_template(str(path), {})

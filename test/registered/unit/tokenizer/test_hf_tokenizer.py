@@ -185,7 +185,9 @@ def test_added_tokens_of_another_form_are_refused_with_the_file(folder, rows):
 @pytest.mark.parametrize("template", [5, ["a"], [{"name": "default"}], [{"name": "default", "template": 5}]])
 def test_a_template_of_another_form_is_refused(folder, template):
     edit(folder / "tokenizer_config.json", chat_template=template)
-    with pytest.raises(ValueError, match="chat_template"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer_config.json: .*chat_template.*; correct it or leave it out"
+    ):
         load_tokenizer(folder)
 
 
@@ -262,10 +264,10 @@ def test_folders_that_hold_no_tokenizer_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         load_tokenizer(tmp_path / "nope")
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer file"):
+    with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer file .*; fetch it again$"):
         load_tokenizer(folder)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"has no tokenizer.json; a folder with only a slow tokenizer"):
+    with pytest.raises(ValueError, match=r"has no tokenizer.json; a folder with .* with --tokenizer-path$"):
         load_tokenizer(folder)
 
 

@@ -222,7 +222,7 @@ class WeightLedger:
             files = ", ".join(sorted(set(self._filled.values()))[:3]) or "no file"
             raise ValueError(
                 f"{len(missing)} tensors are missing from the checkpoint (read: {files}): "
-                f"the model needs {shown}"
+                f"the model needs {shown}; fetch the whole checkpoint again"
             )
 
     @staticmethod
@@ -230,7 +230,7 @@ class WeightLedger:
         if tuple(item.shape) != tuple(expected):
             raise ValueError(
                 f"tensor {item.name} in {item.file} has shape {tuple(item.shape)}, "
-                f"the model needs {tuple(expected)}"
+                f"the model needs {tuple(expected)}; fetch the whole checkpoint again"
             )
 
 

@@ -40,7 +40,9 @@ class Area:
         for part in self.parts:
             part.arrange(room - 2 * edge)
         step = max(part.width for part in self.parts) + _GAP
-        across = columns(len(self.parts), int((room - 2 * edge + _GAP) // step))
+        line_height = max(part.height for part in self.parts) + _GAP
+        fit = int((room - 2 * edge + _GAP) // step)
+        across = columns(len(self.parts), fit, most_lines=max(1, int(room // line_height)))
         y = head
         for start in range(0, len(self.parts), across):
             line = self.parts[start : start + across]
@@ -61,13 +63,14 @@ class Area:
             yield from part.placed(x + self.x, y + self.y, depth + bool(self.label))
 
 
-def columns(count: int, fit: int) -> int:
+def columns(count: int, fit: int, *, most_lines: int) -> int:
     """How many of `count` boxes to put in a line where `fit` would fit.
 
-    The most, down to half of `fit`, that fill every line; else as many as make lines of about one length.
+    The most, down to half of `fit`, that fill every line and make no more than `most_lines` (more would be
+    taller than the room is wide); else as many as make lines of about one length.
     """
     fit = max(1, min(fit, count, _MOST_ACROSS))
     for across in range(fit, (fit - 1) // 2, -1):
-        if count % across == 0:
+        if count % across == 0 and count // across <= most_lines:
             return across
     return -(-count // -(-count // fit))

@@ -29,6 +29,7 @@ LAYOUTS = {
     "worked": "--tp-size 8 --pp-size 2 --attn-dp-size 2 --attn-cp-size 2 --ep-size 4 --moe-dp-size 2",
     "replicas": "--tp-size 4 --dp-size 2",
     "replicas of stages": "--tp-size 2 --pp-size 2 --dp-size 3",
+    "replicas that fill no line": "--tp-size 4 --pp-size 3 --dp-size 5",
     "a stage on two machines": "--tp-size 4 --pp-size 3 --nnodes 2",
     "a replica on two machines": "--tp-size 6 --attn-dp-size 3 --nnodes 2",
     "machines": "--tp-size 16 --attn-dp-size 4 --dcp-size 2 --nnodes 2",
@@ -295,8 +296,23 @@ def test_ranks_fill_the_page_from_edge_to_edge(layout: str, monkeypatch: Any) ->
     """Two replicas once stood under each other beside an empty half; the twin puts all under each other."""
     plan = _plan(LAYOUTS[layout])
     assert _fullness(ElementTree.fromstring(draw(plan))) >= 0.8
-    monkeypatch.setattr(svg_frames, "columns", lambda count, fit: 1)
+    monkeypatch.setattr(svg_frames, "columns", lambda count, fit, most_lines: 1)
     assert _fullness(ElementTree.fromstring(draw(plan))) < 0.5
+
+
+@pytest.mark.parametrize("flags", [LAYOUTS["replicas that fill no line"], "--tp-size 4 --pp-size 13"])
+def test_frames_that_fill_no_line_are_no_strip_either(flags: str, monkeypatch: Any) -> None:
+    """Five replicas, of which two fit beside each other, stood in one column, five times as high as wide. The
+    twin asks for full lines however many they are.
+    """
+    page = _page(ElementTree.fromstring(draw(_plan(flags))))
+    assert page.height < 2 * page.width
+    real = svg_frames.columns
+    monkeypatch.setattr(
+        svg_frames, "columns", lambda count, fit, most_lines: real(count, fit, most_lines=count)
+    )
+    page = _page(ElementTree.fromstring(draw(_plan(flags))))
+    assert page.height > 4 * page.width
 
 
 @pytest.mark.parametrize("layout", ["one rank", "attention dp"])

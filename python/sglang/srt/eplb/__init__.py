@@ -1,1 +1,1 @@
-"""Where experts are placed and how often each is asked."""
+"""Where experts are placed and how often each is chosen."""

@@ -1,19 +1,18 @@
-"""Which recorder counts how often experts are chosen. Recording arrives with expert load balancing.
+"""Which recorder counts how often experts are chosen. Recording comes with expert load balancing.
 
-Read by expert layers. The recorder in force lives in the context's resources; without one nothing is counted.
+Read by expert layers. The recorder is one of the context's resources and must not be kept here.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from sglang.srt.runtime_context import get_resources
+from sglang.srt.runtime_context.resources import ExpertRecorder
 
 __all__ = ["get_global_expert_distribution_recorder", "set_global_expert_distribution_recorder"]
 
 
 class _ExpertDistributionRecorderNoop:
-    """Counts nothing. Asking it to start or to dump is asking for what does not exist yet."""
+    """Counts nothing; starting or dumping a record is not served yet."""
 
     recording = False
 
@@ -29,10 +28,10 @@ class _ExpertDistributionRecorderNoop:
 _NOOP = _ExpertDistributionRecorderNoop()
 
 
-def get_global_expert_distribution_recorder() -> Any:
+def get_global_expert_distribution_recorder() -> ExpertRecorder:
     recorder = get_resources().expert_distribution_recorder
     return _NOOP if recorder is None else recorder
 
 
-def set_global_expert_distribution_recorder(recorder: Any) -> None:
+def set_global_expert_distribution_recorder(recorder: ExpertRecorder | None) -> None:
     get_resources().expert_distribution_recorder = recorder

@@ -1,1 +1,1 @@
-"""What the engine tells about itself: traces, metrics, statistics, logs."""
+"""Traces, metrics, statistics and logs of the engine."""

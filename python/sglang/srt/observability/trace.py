@@ -1,7 +1,7 @@
-"""How much detail request traces have. Writing traces arrives with the observability work.
+"""The level of detail of request traces. Writing traces comes later.
 
-Read by whoever would open a span. The level lives in the context's resources: seeded from
-`SGLANG_TRACE_LEVEL` at the first ask, kept until it is set or the context is reset.
+Read by code that would open a span. The level is one of the context's resources, taken from
+`SGLANG_TRACE_LEVEL` at the first read and kept until it is set or the context is reset.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The one answer to every configuration and placement question of a process; this file only re-exports.
 
-Read everywhere above floor 1. Must not hold code: in-package readers import siblings from where they are
-defined.
+Read everywhere above floor 1. Must not hold code: modules of this folder import each other directly.
 """
 
 from sglang.srt.runtime_context.bags import Bag

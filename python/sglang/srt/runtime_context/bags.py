@@ -27,7 +27,7 @@ TOP_NAMESPACES: tuple[str, ...] = tuple(dict.fromkeys(path.partition(".")[0] for
 
 
 class Bag:
-    """One published namespace. Unknown and assigned attributes are errors; sub-namespaces are attributes."""
+    """One published namespace: leaves and sub-namespaces are attributes, which cannot be assigned."""
 
     _namespace: str
     _leaves: frozenset[str]
@@ -41,9 +41,9 @@ class Bag:
         namespace = self.__dict__.get("_namespace")
         if namespace is None or name.startswith("__"):  # a probe of `copy`, before __init__
             raise AttributeError(name)
-        raise AttributeError(f"published namespace '{namespace}' has no '{name}'{_where(name, self)}")
+        raise AttributeError(f"published namespace '{namespace}' has no '{name}'{_hint(name, self)}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
             f"published namespace '{self._namespace}' is read-only: state {name} with "
             f".override({name}=...) for a block or with get_context().override(source, {name}=...)"
@@ -84,13 +84,13 @@ class Bag:
         """State leaves of this namespace for the length of a block; all names are checked first."""
         unknown = [name for name in leaves if name not in self._leaves]
         if unknown:
-            hints = "".join(_where(name, self) for name in unknown)
+            hints = "".join(_hint(name, self) for name in unknown)
             raise ValueError(f"published namespace '{self._namespace}' has no {', '.join(unknown)}{hints}")
         return Scope(self._scopes, leaves)
 
 
-def _where(name: str, bag: Bag) -> str:
-    """Where the name is, if anywhere: another namespace, or a near spelling in this one."""
+def _hint(name: str, bag: Bag) -> str:
+    """The end of an error: the namespace that has the name, or similar names in this one."""
     home = namespace_of(name)
     if home is not None and home != bag._namespace:
         top, _, rest = home.partition(".")
@@ -102,16 +102,16 @@ def _where(name: str, bag: Bag) -> str:
 
 
 def namespace_of(name: str) -> str | None:
-    """The dotted namespace a leaf or derived name is published in; None for a name nobody declared."""
+    """The dotted namespace of a leaf or derived name; None for a name that is not declared."""
     if name in LEAVES:
         return LEAVES[name].namespace
     return next((path for path, items in DERIVED.items() if name in items), None)
 
 
-def project(record: Any) -> dict[str, dict[str, Any]]:
-    """Dotted namespace -> what the record says there after resolution, derived values included.
+def project(record: object) -> dict[str, dict[str, Any]]:
+    """Dotted namespace -> its resolved leaves and derived values.
 
-    Any object may be published: leaves it lacks are absent, and so is a derived value whose inputs are.
+    Any object may be published: leaves that it lacks are absent, and so are the values derived from them.
     """
     leaves: dict[str, Any] = {}
     for name in LEAVES:

@@ -1,7 +1,7 @@
 """Owns `RuntimeContext`, the one process-wide object, and the functions that read its parts.
 
-Read everywhere through `get_context()`, `get_parallel()`, `get_schedule()` and their siblings. Must not
-import torch, `distributed` or anything under `srt/utils`.
+Read everywhere through `get_context()`, `get_parallel()`, `get_schedule()` and so on. Must not import torch,
+`distributed` or anything under `srt/utils`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from sglang.srt.runtime_context.scopes import refuse_copy
 from sglang.srt.runtime_context.widths import runs_attention_dp
 
 if TYPE_CHECKING:
+    import torch
+
     from sglang.srt.arg_groups.fields.device import Device
     from sglang.srt.arg_groups.fields.disagg import Disagg
     from sglang.srt.arg_groups.fields.exec_ import Exec
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from sglang.srt.arg_groups.fields.schedule import Schedule
     from sglang.srt.arg_groups.fields.serving import Serving
     from sglang.srt.arg_groups.fields.spec import Spec
+    from sglang.srt.server_args import ServerArgs
 
 __all__ = [
     "RuntimeContext",
@@ -68,7 +71,7 @@ _TEST_SCOPES = "sglang.test.scoped_args"
 
 
 class RuntimeContext:
-    """What is in force in this process: the publication, the placement, the runtime state, the handles."""
+    """What is in force in this process: configuration, placement, runtime flags, handles."""
 
     def __init__(self) -> None:
         self.parallel: ParallelContext = ParallelContext(around_stamp=self._follow_stamp)
@@ -81,18 +84,19 @@ class RuntimeContext:
         refuse_copy("RuntimeContext", "get_context()")
 
     @property
-    def _server_args(self) -> Any:
+    def _server_args(self) -> object:
         return None if self.publication is None else self.publication.record
 
     @property
-    def server_args(self) -> Any:
-        """The published record: what the operator said. Resolved values are in the namespaces."""
+    def server_args(self) -> ServerArgs:
+        """The published record as the operator stated it; resolved values are in the namespaces."""
         if self.publication is None:
             raise ValueError("Global server args is not set yet!")
-        return self.publication.record
+        record: ServerArgs = self.publication.record
+        return record
 
-    def set_server_args(self, record: Any) -> None:
-        """Publish without a role and without a rank bundle. Any object: what it lacks stays unpublished."""
+    def set_server_args(self, record: object) -> None:
+        """Publish any object without a role and without ranks; leaves that it lacks stay unpublished."""
         self.publish(record, role=None, ranks=None)
 
     def publish(self, record: Any, *, role: str | None, ranks: SpawnRanks | None) -> None:
@@ -115,7 +119,7 @@ class RuntimeContext:
             yield
 
     def install(self, publication: Publication | None) -> None:
-        """Put a publication (or none) in force whole. Checks nothing: it was checked when it was built."""
+        """Put a publication (or none) in force; it was checked when it was built."""
         self.publication = publication
         if publication is None:
             self.parallel.put(None, {})
@@ -133,7 +137,7 @@ class RuntimeContext:
             return
         with self.flags.dp._scopes.closed(f"{act} of attn_dp_size, which sets get_flags().dp.enabled,"):
             yield
-            self.flags.dp.enabled = runs_attention_dp(self.parallel.settled())
+            self.flags.dp.enabled = runs_attention_dp(self.parallel.outside_scopes())
 
     def namespace(self, name: str) -> Any:
         """One top-level bag of the publication; the getters below say which leaves it has."""
@@ -144,8 +148,8 @@ class RuntimeContext:
             )
         return self.publication.bags[name]
 
-    def override(self, source: str, /, **leaves: Any) -> None:
-        """Replace published leaves for good, by bare name; `source` says who, for the provenance log."""
+    def override(self, source: str, /, **leaves: object) -> None:
+        """Replace published leaves for good, by bare name; `source` is logged as the author."""
         if self.publication is None:
             raise ValueError(
                 f"nothing is published, so {source!r} has nothing to override; call publish() first"
@@ -177,18 +181,18 @@ class RuntimeContext:
         scope: AbstractContextManager[Any] = import_module(_TEST_SCOPES).ServerArgsOverride(self, fields)
         return scope
 
-    def get_stream(self, name: str) -> Any:
-        """The device stream of that name, made at the first ask."""
+    def get_stream(self, name: str) -> torch.Stream:
+        """The device stream of that name, made when it is first asked for."""
         streams = self.resources.streams
         if name not in streams:
             streams[name] = make_stream()
         return streams[name]
 
-    def set_stream(self, name: str, stream: Any) -> None:
+    def set_stream(self, name: str, stream: torch.Stream) -> None:
         self.resources.streams[name] = stream
 
     def get_buffer(self, name: str, factory: Callable[[], T]) -> T:
-        """The persistent buffer of that name, made by `factory` at the first ask."""
+        """The persistent buffer of that name, made by `factory` when it is first asked for."""
         buffers = self.resources.buffers
         if name not in buffers:
             buffers[name] = factory()
@@ -196,7 +200,7 @@ class RuntimeContext:
         return made
 
     def reset(self) -> None:
-        """Back to an empty process. The parallel context object survives: components keep it."""
+        """Empty the process. The `ParallelContext` stays the same object, because components keep it."""
         if self.parallel._overrides:
             stated = ", ".join(sorted(self.parallel._overrides))
             raise AssertionError(f"reset inside an open parallel scope that states {stated}; close it first")
@@ -236,17 +240,17 @@ def get_context() -> RuntimeContext:
 
 
 def get_parallel() -> ParallelContext:
-    """Who sits where. May be kept: the object is the same for the life of the process."""
+    """Widths, ranks and groups. May be kept: the object is the same for the life of the process."""
     return _PARALLEL
 
 
 def get_flags() -> Flags:
-    """Runtime state. Never keep it: a reset replaces the object."""
+    """Runtime flags. Never keep the object: a reset replaces it."""
     return _CONTEXT.flags
 
 
 def get_forward() -> ForwardFlags:
-    """Flags of the running forward. Never keep it: a reset replaces the object."""
+    """Flags of the running forward. Never keep the object: a reset replaces it."""
     return _CONTEXT.forward
 
 
@@ -254,8 +258,8 @@ def get_resources() -> Resources:
     return _CONTEXT.resources
 
 
-def get_server_args() -> Any:
-    """The published record, for passing on. Values are read from the namespaces."""
+def get_server_args() -> ServerArgs:
+    """The published record, to be passed on; values are read from the namespaces."""
     return _CONTEXT.server_args
 
 

@@ -7,16 +7,18 @@ configuration: what the operator or resolution decided is in the bags.
 from __future__ import annotations
 
 import difflib
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack, refuse_copy
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["CaptureFlags", "DpFlags", "FlagGroupBase", "Flags", "MoeFlags"]
 
 
 class FlagGroupBase:
-    """A group of declared leaves: annotate them with a default in the subclass, nothing else can be
-    written."""
+    """A group of declared leaves: a subclass annotates them with defaults; nothing else can be set."""
 
     _leaves: ClassVar[dict[str, Any]] = {}
     _accessor: ClassVar[str] = "get_flags()"
@@ -32,7 +34,7 @@ class FlagGroupBase:
             object.__setattr__(self, name, default)
         object.__setattr__(self, "_scopes", ScopeStack(type(self).__name__, self.__dict__))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in self._leaves:
             raise AttributeError(f"{type(self).__name__} declares no '{name}'{self._near(name)}")
         object.__setattr__(self, name, value)
@@ -41,11 +43,11 @@ class FlagGroupBase:
         refuse_copy(type(self).__name__, self._accessor)
 
     def values(self) -> dict[str, Any]:
-        """Every leaf with its present value."""
+        """Every leaf with its current value."""
         return {name: getattr(self, name) for name in self._leaves}
 
-    def override(self, **leaves: Any) -> Scope:
-        """Write leaves for the length of a block; all names are checked before the first is written."""
+    def override(self, **leaves: object) -> Scope:
+        """Write leaves for a block; all names are checked before the first is written."""
         unknown = [name for name in leaves if name not in self._leaves]
         if unknown:
             listed = ", ".join(repr(name) for name in unknown)
@@ -64,9 +66,9 @@ class CaptureFlags(FlagGroupBase):
 
 
 class MoeFlags(FlagGroupBase):
-    """Active expert back ends; filled by `initialize_moe_config()`, swapped inside the draft contexts.
+    """Active expert back ends; filled by `initialize_moe_config()`, replaced inside the draft contexts.
 
-    None means nobody filled it yet: the getters of `layers/moe/utils.py` say what that reads as.
+    The getters of `layers/moe/utils.py` say what a leaf means that is still None.
     """
 
     a2a_backend: Any = None
@@ -83,19 +85,18 @@ class MoeFlags(FlagGroupBase):
 
 
 class DpFlags(FlagGroupBase):
-    """Attention data parallelism at run time: on or off, which list the gather spans, what a gathered row
-    is."""
+    """Attention data parallelism at run time: whether it is on, who gathers, what a gathered row is."""
 
     enabled: bool = False
     use_world_group_for_gather: bool = False
     joiner_skip_all_gather: bool = False
     hidden_size: int | None = None
-    dtype: Any = None
-    device: Any = None
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
 
 
 class Flags:
-    """The three groups. They are replaced together by a reset, never one by one."""
+    """The three groups, which only a reset replaces, all together."""
 
     __slots__ = ("_capture", "_dp", "_moe")
 
@@ -120,7 +121,7 @@ class Flags:
     def dp(self) -> DpFlags:
         return self._dp
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Flags takes no '{name}': write a leaf of get_flags().capture, .moe or .dp")
 
     def __reduce__(self) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Owns the identities of a layout and the one function that checks them at every write.
+"""Owns the identities of a layout, such as `tp_size == attn_tp_size * attn_dp_size * attn_cp_size`.
 
-Read by publish, scopes, stamps and the group build. Must not write anything and must not decide what a
-missing value would be: an identity with a term that cannot be read as a plain integer is skipped whole.
+Checked by publish, scopes, stamps and the group build. Must not write anything and must not assume a missing
+value: an identity is skipped when one of its terms cannot be read as a plain integer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def validate_parallel(
         *_broken_stripes(parallel),
         *_broken_ceiling(parallel),
         *_broken_ranges(parallel),
-        *_broken_seat(parallel),
+        *_broken_position(parallel),
         *_broken_beside(parallel, stated),
         *_broken_groups(parallel, wanted, check_rank=build),
     ]
@@ -83,8 +83,7 @@ def validate_parallel(
 
 
 def groups_in_the_way(parallel: PlacementReader) -> list[str]:
-    """Groups that stand in this process at another width, or with this process on another seat, than the
-    context is about to answer."""
+    """Groups of this process whose width or rank differs from what the context is about to answer."""
     return list(_broken_groups(parallel, list(GROUP_WIDTHS), check_rank=True))
 
 
@@ -151,7 +150,7 @@ def _broken_factors(parallel: PlacementReader) -> Iterator[str]:
 
 
 def _broken_stripes(parallel: PlacementReader) -> Iterator[str]:
-    """Cache stripes are contiguous blocks inside the attention tensor group."""
+    """The ranks of a decode-context group are a contiguous block of an attention-TP group."""
     values = _numbers(parallel, ("attn_tp_size", "dcp_size"))
     if values is None or values["dcp_size"] < 1:
         return
@@ -189,7 +188,7 @@ def _broken_ranges(parallel: PlacementReader) -> Iterator[str]:
         yield f"gpu_id >= 0: got {device}"
 
 
-def _broken_seat(parallel: PlacementReader) -> Iterator[str]:
+def _broken_position(parallel: PlacementReader) -> Iterator[str]:
     names = ("tp_rank", "attn_dp_rank", "attn_cp_size", "attn_cp_rank", "attn_tp_size", "attn_tp_rank")
     values = _numbers(parallel, names)
     if values is None:

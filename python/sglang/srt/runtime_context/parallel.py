@@ -1,9 +1,8 @@
-"""Owns `ParallelContext`: how wide is each kind of parallelism, which rank is this, which group does it
-reduce over.
+"""Owns `ParallelContext`: the widths, the ranks and the groups of every kind of parallelism.
 
-Read everywhere through `get_parallel()`; one name is answered by, in this order, an open scope, a stamp,
-the published bag, the process group. Must not import torch or `distributed`: the group getters are found
-by dotted name.
+Read everywhere through `get_parallel()`. A name is answered by an open scope, else by a stamp, else by the
+published configuration, else by the process group. Must not import torch or `distributed`: the getters of
+groups are found by dotted name.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ __all__ = [
     "parallel_fields",
 ]
 
-#: Where the live getters are. Looked up at the moment of a read, so that a patched getter is effective.
+#: Where the getters of live names are, looked up at each read, so that a patched getter is used.
 GETTER_MODULE = "sglang.srt.distributed.parallel_state"
 
 
 class ParallelContext(ParallelNames):
-    """One reader for every placement question; see `parallel_fields()` for the names it answers.
+    """Answers the leaves of `Parallel` and the names of `ParallelNames`.
 
     A read costs one slot and at most three dictionary look-ups, and traces under `fullgraph`.
     """
@@ -44,25 +43,25 @@ class ParallelContext(ParallelNames):
         "_config",
         "_layers",
         "_overrides",
+        "_passed_checks",
         "_scopes",
         "_stamp",
-        "_verdicts",
     )
 
-    #: What publish projected; None until then.
+    #: What is published; None before that.
     _config: dict[str, Any] | None
-    #: Permanent answers, ahead of the published ones.
+    #: Answers that `override_permanently` or the spawn stated; they go before the published ones.
     _stamp: dict[str, Any]
-    #: Names stated by the scopes that are open now, ahead of everything.
+    #: Names that the open scopes state; they go before everything.
     _overrides: dict[str, Any]
     #: The open scopes, which write `_overrides`.
     _scopes: ScopeStack
-    #: What a read walks: `_overrides`, then config and stamp merged. Rebuilt where either of these is
-    #: written; one slot, because a class with `__getattr__` pays for each slot it reads.
+    #: What a read looks into: `_overrides`, then config and stamp merged, made anew when one of them changes.
+    #: One slot, because reading a slot costs more in a class with `__getattr__`.
     _layers: tuple[dict[str, Any], dict[str, Any]]
-    #: What scopes were found to fit: stated names -> the live answers that this rests on. Emptied with
+    #: Scopes that passed the check: stated names -> the live answers that the check used. Emptied with
     #: `_layers`.
-    _verdicts: dict[object, dict[str, Any]]
+    _passed_checks: dict[object, dict[str, Any]]
     #: Entered around the write of a stamp, with the act and the names that are written or dropped.
     _around_stamp: Callable[[str, set[str]], AbstractContextManager[None]] | None
 
@@ -79,16 +78,16 @@ class ParallelContext(ParallelNames):
         self.put(None, {})
 
     def put(self, config: dict[str, Any] | None, stamp: dict[str, Any]) -> None:
-        """Replace what is published and stamped; publish and its undoing call this, and nobody else."""
+        """Replace what is published and stamped; only a publication in force and its undoing call this."""
         object.__setattr__(self, "_config", config)
         object.__setattr__(self, "_stamp", stamp)
-        self._settle()
+        self._rebuild_layers()
 
-    def _settle(self) -> None:
+    def _rebuild_layers(self) -> None:
         object.__setattr__(self, "_layers", (self._overrides, {**(self._config or {}), **self._stamp}))
-        object.__setattr__(self, "_verdicts", {})
+        object.__setattr__(self, "_passed_checks", {})
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_"):
             object.__setattr__(self, name, value)
             return
@@ -99,20 +98,20 @@ class ParallelContext(ParallelNames):
             f"with get_parallel().override_permanently({name}=...) for good"
         )
 
-    def override(self, **names: Any) -> Scope:
-        """State names for the length of a block; checked whole before any of them can be read.
+    def override(self, **names: object) -> Scope:
+        """State names for a block; all are checked before the first can be read.
 
-        Process-wide, like what it overrides: scopes close last-in first-out, whoever opened them. Widths
-        that follow from a stated one are the caller's to state.
+        Process-wide, like what they override: scopes close last-in first-out, whoever opened them. The caller
+        states every width and rank that follows from a stated one.
         """
         _refuse_unknown(names)
         return Scope(self._scopes, names, self._check_scope)
 
-    def override_permanently(self, **names: Any) -> None:
-        """Stamp names for the rest of this publication; the newest stamp wins.
+    def override_permanently(self, **names: object) -> None:
+        """Stamp names for the rest of this publication; a later stamp replaces an earlier one.
 
-        A name that an open scope states is refused with a RuntimeError: the scope hides the stamp, and the
-        stamp would be checked against widths that end with the scope.
+        `RuntimeError` for a name that an open scope states: the stamp would be hidden, and checked against
+        widths that end with the scope.
         """
         _refuse_unknown(names)
         names = _in_plain_integers(names)
@@ -140,17 +139,17 @@ class ParallelContext(ParallelNames):
     def _stamping(self, act: str, names: set[str]) -> Iterator[None]:
         with nullcontext() if self._around_stamp is None else self._around_stamp(act, names):
             yield
-            self._settle()
+            self._rebuild_layers()
 
     @contextmanager
     def no_scope_open(self, act: str) -> Iterator[None]:
-        """``refuse_open_scope``, and no other thread opens one in this block."""
+        """`refuse_open_scope`, and no other thread opens one in this block."""
         with self._scopes.still():
             self.refuse_open_scope(act)
             yield
 
     def refuse_open_scope(self, act: str) -> None:
-        """RuntimeError while a scope is open: what `act` reads or writes would be the scope's."""
+        """`RuntimeError` while a scope is open, whose names `act` would take for the deployment's."""
         if self._overrides:
             raise RuntimeError(
                 f"{act} inside an open parallel scope, which states {', '.join(sorted(self._overrides))}; "
@@ -158,20 +157,20 @@ class ParallelContext(ParallelNames):
             )
 
     def _check_scope(self, names: dict[str, Any]) -> None:
-        """The identities with `names` stated on top of the open scopes.
+        """Check the identities with `names` stated on top of the open scopes.
 
         Drafts enter the same scope several times a step, so a verdict is kept for as long as publication and
         stamp stand. It holds while the process groups give the answers that it rests on, and only for plain
-        values: a tensor may be another number the next time. ``names`` are in plain integers afterwards.
+        values: a tensor may be another number the next time. `names` are in plain integers afterwards.
         """
         stated = {**self._overrides, **names} if self._overrides else names
         groups = _groups_in(names)
-        key = _verdict_key(stated, groups)
+        key = _check_key(stated, groups)
         if self._overrides:  # equal values, of which another part is stated by the open scopes
             key += ("inside", *names)
         has_hash = True
         try:
-            rests_on = self._verdicts.get(key)
+            rests_on = self._passed_checks.get(key)
         except TypeError:  # a stated value without a hash: such a scope is checked each time
             has_hash, rests_on = False, None
         if rests_on is not None and (
@@ -182,9 +181,9 @@ class ParallelContext(ParallelNames):
         names.update(_in_plain_integers(names))
         candidate = self._check("override", names, stated={**self._overrides, **names}, stamp=self._stamp)
         if may_be_kept:
-            if len(self._verdicts) >= _MOST_VERDICTS:
-                self._verdicts.clear()
-            self._verdicts[key] = {
+            if len(self._passed_checks) >= _MAX_PASSED_CHECKS:
+                self._passed_checks.clear()
+            self._passed_checks[key] = {
                 name: _live_answer(self, name) for name in LIVE_RANKS if candidate.answered_by(name) == "live"
             }
 
@@ -198,7 +197,7 @@ class ParallelContext(ParallelNames):
         return candidate
 
     def __copy__(self) -> ParallelContext:
-        """A detached picture of the moment: what is stated on it or put into it changes nothing here."""
+        """A detached copy: what is stated on it changes nothing here."""
         twin = ParallelContext()
         twin._overrides.update(self._overrides)
         twin.put(None if self._config is None else dict(self._config), dict(self._stamp))
@@ -207,12 +206,12 @@ class ParallelContext(ParallelNames):
     def __reduce__(self) -> NoReturn:
         raise TypeError("placement belongs to its process; publish() the record there and ask get_parallel()")
 
-    def settled(self) -> Mapping[str, Any]:
-        """What is published and stamped, by name: the answers without any scope."""
+    def outside_scopes(self) -> Mapping[str, Any]:
+        """What is published and stamped, by name: the answers outside of any scope."""
         return self._layers[1]
 
     def answered_by(self, name: str) -> str:
-        """Which layer a read of `name` ends in: scope, stamp, published, live, computed or nobody."""
+        """What answers `name` now: scope, stamp, published, live, computed or nobody."""
         if name in self._overrides:
             return "scope"
         if name in self._stamp:
@@ -224,16 +223,15 @@ class ParallelContext(ParallelNames):
         return "computed" if name in COMPUTED else "nobody"
 
     def readable_now(self, name: str) -> bool:
-        """False where a read could only fail, or would load torch just to find that no group was built."""
+        """False where a read could only fail, or would load torch to find out that no group was built."""
         layer = self.answered_by(name)
         return layer != "nobody" and (layer != "live" or GETTER_MODULE in sys.modules)
 
     if not TYPE_CHECKING:  # or every misspelt name would pass the type checker
 
         def __getattr__(self, name: str) -> NoReturn:
-            # Reached only when no slot and no property answered: this makes errors, never values. Underscore
-            # names are refused first, because `copy` and `pickle` probe for them on instances whose slots are
-            # not set yet.
+            # Called only when no slot and no property answered, so it always raises. Underscore names first:
+            # `copy` and `pickle` probe for them on instances whose slots are not set yet.
             if name.startswith("_"):
                 raise AttributeError(f"ParallelContext has no '{name}'")
             if name in _FIELDS:
@@ -243,8 +241,8 @@ class ParallelContext(ParallelNames):
             raise AttributeError(_has_no(name))
 
 
-#: Verdicts kept at a time. A process enters a handful of different scopes.
-_MOST_VERDICTS = 64
+#: Passed checks that are remembered; a process enters a handful of different scopes.
+_MAX_PASSED_CHECKS = 64
 
 #: Live names whose answer an identity may rest on.
 LIVE_RANKS = tuple(name for name in LIVE_READS if not name.endswith("_group"))
@@ -274,9 +272,11 @@ def _groups_in(names: dict[str, Any]) -> list[str]:
     return [name for name in GROUP_WIDTHS if name in names]
 
 
-def _verdict_key(stated: dict[str, Any], groups: list[str]) -> tuple[object, ...]:
-    """All that a verdict depends on beside config, stamp and live ranks: the stated values, their types (a
-    bool equals an integer and is none) and the shape of the stated groups."""
+def _check_key(stated: dict[str, Any], groups: list[str]) -> tuple[object, ...]:
+    """What a check depends on beside config, stamp and live ranks: stated values, their types, stated groups.
+
+    Types, because `True == 1` and the identities skip a bool.
+    """
     values = stated.values()
     key: list[object] = [*stated, *values, *map(type, values)]
     for name in groups:
@@ -287,7 +287,7 @@ def _verdict_key(stated: dict[str, Any], groups: list[str]) -> tuple[object, ...
 
 
 def _live_answer(parallel: ParallelContext, name: str) -> Any:
-    """The rank or width that the process group answers; None where there is no group to ask."""
+    """The rank or width that the process group answers; None without a group."""
     if not parallel.readable_now(name):
         return None
     try:
@@ -315,7 +315,7 @@ def _refuse_unknown(names: dict[str, Any]) -> None:
 
 
 def _reader(name: str, otherwise: Callable[[ParallelContext], Any], doc: str) -> property:
-    """`name` is a closure cell, which dynamo treats as the constant it is."""
+    """A property for `name`, a closure variable that dynamo treats as a constant."""
 
     def read(self: ParallelContext) -> Any:
         overrides, settled = self._layers
@@ -359,7 +359,7 @@ def _live(name: str, getter: str) -> property:
         try:
             return getattr(module, getter)()
         except AttributeError as error:
-            # Out of a property it would send Python to __getattr__, which would deny that the name exists.
+            # From a property it would make Python call __getattr__, which would deny that the name exists.
             raise RuntimeError(f"the process group could not answer '{name}': {error}") from error
 
     return _reader(name, ask_group, f"`{name}`, asked of the process group unless stated or stamped")
@@ -373,12 +373,12 @@ def _spawn_fact(name: str) -> property:
 
 
 def parallel_config_leaves() -> set[str]:
-    """Names an operator can set, from the declaration."""
+    """Names that an operator can set."""
     return set(leaves_of(Parallel))
 
 
 def derived_widths() -> tuple[str, ...]:
-    """Names that follow from the leaves, from the declaration."""
+    """Names of the quotients that follow from the leaves."""
     return tuple(derived_of(Parallel))
 
 

@@ -1,18 +1,32 @@
-"""Owns the named slots of process-level handles: streams, buffers, pools, recorders, stores.
+"""Owns the slots of process-wide handles: streams, buffers, pools, recorders, stores.
 
-Read through `get_resources()` by the modules that create such a handle. Must not create one itself,
-except the keyed get-or-create of streams and buffers; all of them end together with `reset_context`.
+Read through `get_resources()` by the modules that create such a handle. Must not create one itself;
+`reset_context` drops all of them.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sglang.srt.runtime_context.flags import FlagGroupBase
 
-__all__ = ["DeepEPDispatchMode", "DeepEPState", "Resources"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeepEPDispatchMode", "DeepEPState", "ExpertRecorder", "Resources"]
+
+
+class ExpertRecorder(Protocol):
+    """Counts how often each expert is chosen."""
+
+    @property
+    def recording(self) -> bool: ...
+
+    def start_record(self) -> None: ...
+
+    def dump_record(self) -> None: ...
 
 
 class DeepEPDispatchMode(enum.Enum):
@@ -22,11 +36,21 @@ class DeepEPDispatchMode(enum.Enum):
     LOW_LATENCY = "low_latency"
 
 
+class DeepEPHandle(Protocol):
+    """What is used of `deep_ep.Buffer`."""
+
+    low_latency_mode: bool
+
+    def clean_low_latency_buffer(
+        self, num_max_dispatch_tokens_per_rank: int | None, hidden: int | None, num_experts: int | None
+    ) -> None: ...
+
+
 @dataclass
 class DeepEPState:
-    """The expert dispatcher's buffer and what it was sized for."""
+    """The buffer of the expert dispatcher and the sizes that it was made for."""
 
-    buffer: Any = None
+    buffer: DeepEPHandle | None = None
     dispatch_mode: DeepEPDispatchMode | None = None
     hidden_size: int | None = None
     num_max_dispatch_tokens_per_rank: int | None = None
@@ -34,18 +58,18 @@ class DeepEPState:
 
 
 class Resources(FlagGroupBase):
-    """One slot per handle; `override` swaps some for the length of a block."""
+    """One slot per handle; `override` replaces some for a block."""
 
     _accessor: ClassVar[str] = "get_resources()"
 
-    graph_memory_pool: Any = None
-    expert_distribution_recorder: Any = None
-    expert_location_metadata: Any = None
-    indexer_capturer: Any = None
-    experts_capturer: Any = None
-    tcp_store: Any = None
+    graph_memory_pool: object = None
+    expert_distribution_recorder: ExpertRecorder | None = None
+    expert_location_metadata: object = None
+    indexer_capturer: object = None
+    experts_capturer: object = None
+    tcp_store: torch.distributed.Store | None = None
     trace_level: int | None = None
-    streams: dict[str, Any]
+    streams: dict[str, torch.Stream]
     buffers: dict[str, Any]
     deepep: DeepEPState
 

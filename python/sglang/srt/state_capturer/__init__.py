@@ -1,1 +1,1 @@
-"""Recorders of what a forward decided inside: experts chosen, indices chosen."""
+"""Recorders of what a forward chose: experts and attention indices."""

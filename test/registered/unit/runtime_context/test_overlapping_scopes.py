@@ -280,7 +280,7 @@ def _in_force() -> dict[str, Any]:
     return {
         "record": get_context().server_args,
         "bags": {name: bag.values() for name, bag in get_context().publication.bags.items()},
-        "settled": dict(get_parallel().settled()),
+        "settled": dict(get_parallel().outside_scopes()),
         "flags": get_flags().snapshot(),
     }
 
@@ -352,7 +352,7 @@ IN_ONE: dict[str, tuple[Callable[[], Any], tuple[Any, str]]] = {
         lambda: get_parallel().override_permanently(nccl_port=1),
         (parallel_module, "validate_parallel"),
     ),
-    "clear": (lambda: get_parallel().clear_stamp(), (ParallelContext, "_settle")),
+    "clear": (lambda: get_parallel().clear_stamp(), (ParallelContext, "_rebuild_layers")),
     "write": (lambda: get_context().override("a test", page_size=2), (ScopeStack, "states")),
     "replica": (
         lambda: initialize_dp_attention(hidden_size=1, dtype=torch.float32, device=torch.device("cpu")),

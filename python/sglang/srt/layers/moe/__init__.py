@@ -1,1 +1,1 @@
-"""Expert layers: which experts run where, with which kernels, over which transport."""
+"""Expert layers: their kernels, and the transport between tokens and experts."""

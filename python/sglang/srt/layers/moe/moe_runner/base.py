@@ -1,15 +1,14 @@
-"""What every expert runner shares: the buffer a caller may bring. The runners themselves arrive with expert
-models.
+"""What every expert runner shares: an output buffer of the caller. The runners come with expert models.
 
-Read by expert layers and runners. Must not hold the buffer: it lives in the forward flags for the length of
-a block.
+Must not hold the buffer: it is a forward flag for the length of a block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+
+import torch
 
 from sglang.srt.runtime_context import get_forward
 
@@ -17,7 +16,7 @@ __all__ = ["moe_output_buffer_ctx"]
 
 
 @contextmanager
-def moe_output_buffer_ctx(buffer: Any) -> Iterator[None]:
+def moe_output_buffer_ctx(buffer: torch.Tensor | None) -> Iterator[None]:
     """Expert runners inside the block write into `buffer`; None lets them allocate."""
     with get_forward().scoped(moe_output_buffer=buffer):
         yield

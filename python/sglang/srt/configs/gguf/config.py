@@ -134,9 +134,7 @@ def _rope_scaling(header: GGUFHeader, arch: str, theta: float, head_dim: int) ->
 
 
 def _integer(header: GGUFHeader, key: str, default: int | None = None) -> int:
-    if default is not None and key not in header.metadata:
-        return default
-    return int(header.require(key, int))
+    return header.require(key, int) if default is None else header.optional(key, int, default)
 
 
 def _token(header: GGUFHeader, name: str) -> int | None:

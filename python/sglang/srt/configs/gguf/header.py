@@ -120,7 +120,7 @@ class GGUFHeader:
     @property
     def architecture(self) -> str:
         """The value of `general.architecture`."""
-        return str(self.require("general.architecture", str))
+        return self.require("general.architecture", str)
 
     def require(self, key: str, kind: type[T] | tuple[type[T], ...]) -> T:
         """The value under `key`, which must be there and be of `kind`."""

@@ -33,7 +33,7 @@ class Bag:
     _leaves: frozenset[str]
     _scopes: ScopeStack
 
-    def __init__(self, namespace: str, values: Mapping[str, Any], parts: Mapping[str, Bag]) -> None:
+    def __init__(self, namespace: str, values: Mapping[str, object], parts: Mapping[str, Bag]) -> None:
         self.__dict__.update(_namespace=namespace, _leaves=frozenset(values), **values, **parts)
         self.__dict__["_scopes"] = ScopeStack(f"the published namespace '{namespace}'", self.__dict__)
 
@@ -57,11 +57,11 @@ class Bag:
         top, dot, rest = self._namespace.partition(".")
         refuse_copy(f"the published namespace '{self._namespace}'", f"get_{top}(){dot}{rest}")
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """The leaves of this namespace, without its parts."""
         return {name: value for name, value in self.__dict__.items() if name in self._leaves}
 
-    def write(self, name: str, value: Any) -> Any:
+    def write(self, name: str, value: object) -> object:
         """Replace one leaf for good and return what it was; refused while an open scope states it."""
         with self._scopes.still():
             if self._scopes.states(name):
@@ -80,7 +80,7 @@ class Bag:
             if isinstance(part, Bag):
                 yield from part.scope_stacks()
 
-    def override(self, **leaves: Any) -> Scope:
+    def override(self, **leaves: object) -> Scope:
         """State leaves of this namespace for the length of a block; all names are checked first."""
         unknown = [name for name in leaves if name not in self._leaves]
         if unknown:
@@ -130,7 +130,7 @@ def project(record: object) -> dict[str, dict[str, Any]]:
     return values
 
 
-def build_bags(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Bag]:
+def build_bags(values: Mapping[str, Mapping[str, object]]) -> dict[str, Bag]:
     """The top-level bags with their sub-namespaces, without `parallel`, which the context reads itself."""
     bags: dict[str, Bag] = {}
     for top in TOP_NAMESPACES:

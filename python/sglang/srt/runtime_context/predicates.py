@@ -65,7 +65,7 @@ def max_speculative_num_draft_tokens() -> int | None:
     publication = get_context().publication
     if publication is None:
         raise ValueError("config namespace 'spec' not published: the draft bound is fixed by publish()")
-    now = publication.bags["spec"].values().get("speculative_num_draft_tokens")
+    now = getattr(publication.bags["spec"], "speculative_num_draft_tokens", None)
     return max((bound for bound in (publication.draft_bound, now) if bound is not None), default=None)
 
 

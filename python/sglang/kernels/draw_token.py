@@ -1,7 +1,7 @@
-"""Owns the draw of one token from logits: which tokens stay, and which of them a random number picks.
+"""Owns the draw of one token from logits: which tokens are kept, and which of them random numbers pick.
 
-Read by the sampler. It must not know requests: it takes tensors and numbers. `draw_reference` says what is
-meant, one row at a time; `draw` gives the same ids for many rows and sorts only what it must.
+Read by the sampler. It must not know requests: it takes tensors and numbers. `draw_reference` is the
+definition, one row at a time; `draw` gives the same ids for many rows and sorts only what it must.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 #: Tokens looked at first in a row with limits.
 _CANDIDATES = 256
-#: Halvings of the range in which the least probability that may matter lies, before what is above is sorted.
+#: Steps of the bisection for the least probability that may matter, before what is above it is sorted.
 _HALVINGS = 12
-#: Far above what the order of a float64 sum can change, far below what it costs to keep.
+#: Far above what the order of a float64 sum can change, and too small to keep many tokens more.
 _MARGIN = 1e-9
 #: Rows worked on at once: float64 rows of a large vocabulary are big.
 _ROWS_AT_ONCE = 32
@@ -53,15 +53,16 @@ def draw_reference(
 ) -> int:
     """Draw from one row of logits [vocab].
 
-    Tokens are ranked by probability, the lower id first where two are equal. What stays is the longest head
-    of that ranking within all three limits: `top_k` tokens (-1: all); the fewest tokens that together reach
-    `top_p`; tokens of at least `min_p` times the highest probability. All three look at the probabilities of
-    the whole vocabulary; the first token always stays.
+    Tokens are ranked by probability, the lower id first where two are equal. Kept is the longest head of that
+    ranking within all three limits: `top_k` tokens (-1: all); the fewest tokens that together reach `top_p`;
+    tokens of at least `min_p` times the highest probability. All three look at the probabilities of the whole
+    vocabulary; the first token is always kept.
 
-    Of what stayed, the bits of the id are drawn one after another, the highest first: each by the share of
-    the ids that have it among those that agree so far. One number laid on all cumulated probabilities would
-    do too, but rounding moves each of their thousands of borders a little, and then one draw in some
-    hundreds changes with the requests beside it; here only as many borders as an id has bits decide.
+    Among the kept ids, the bits of the id are drawn one after another, the highest first: each by the
+    probability of the ids that have it set among those that agree so far. Comparing one random number with
+    the cumulated probabilities would do too, but rounding moves each of their thousands of borders a little,
+    and one draw in some hundreds would change with the other requests of the batch; here only as many borders
+    as an id has bits decide.
     """
     probs = torch.softmax(logits.double() / temperature, dim=-1)
     ranked = torch.sort(probs, descending=True, stable=True)
@@ -96,8 +97,8 @@ def draw(
     ids: list[int] = []
     for start in range(0, logits.shape[0], _ROWS_AT_ONCE):
         part = slice(start, start + _ROWS_AT_ONCE)
-        heat = torch.tensor(temperature[part], dtype=torch.float64, device=logits.device)
-        probs = torch.softmax(logits[part].double().div_(heat[:, None]), dim=-1)
+        divisor = torch.tensor(temperature[part], dtype=torch.float64, device=logits.device)
+        probs = torch.softmax(logits[part].double().div_(divisor[:, None]), dim=-1)
         ids += _draw_part(probs, top_k[part], top_p[part], min_p[part], u[part])
     return ids
 

@@ -1,4 +1,4 @@
-"""Owns the words of one forward: what the scheduler hands to the worker, and what comes back.
+"""Owns the data of one forward: what the scheduler hands to the worker, and what it gets back.
 
 Built by the scheduler, read by the model runner, the attention back end, the logits processor and the
 sampler. It must not compute. Tensors are int64 on the device of the model; those of `num_tokens` entries list
@@ -71,7 +71,7 @@ class ForwardBatch:
     extend_lens: list[int]
     #: One per request; None where nothing is drawn, because the prompt is not complete after this chunk.
     sampling_states: list[SamplingState | None]
-    #: One per request, None where no logprob is wanted; the list itself is None when nobody wants any.
+    #: One per request, None where no logprob is asked for; the list itself is None where none is at all.
     logprob_requests: list[LogprobRequest | None] | None = None
     #: With attention data parallelism: the step that this forward is one replica's part of.
     dp_step: DpStep | None = None

@@ -94,10 +94,10 @@ class Sampler:
         if not asking:
             return entries
         rows = [b for b, _ in asking]
-        heat = [1.0 if (p := states[b].params).is_greedy else p.temperature for b in rows]
+        divisors = [1.0 if (p := states[b].params).is_greedy else p.temperature for b in rows]
         scaled = logits[rows]
         scaled -= scaled.amax(dim=-1, keepdim=True)  # else a small temperature lifts the best one to infinity
-        scaled /= torch.tensor(heat, dtype=logits.dtype, device=logits.device)[:, None]
+        scaled /= torch.tensor(divisors, dtype=logits.dtype, device=logits.device)[:, None]
         found = token_logprobs(
             torch.log_softmax(scaled, dim=-1), token_ids[rows].tolist(), [request for _, request in asking]
         )

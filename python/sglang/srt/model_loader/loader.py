@@ -95,7 +95,7 @@ def load_model(
 
 
 def _with_progress(items: list[WeightItem], nbytes: dict[str, int]) -> Iterator[WeightItem]:
-    """The items, with a bar on stderr that moves when the taker comes back for the next one."""
+    """The items, with a bar on stderr that moves when the next one is asked for."""
     total = sum(nbytes[item.name] for item in items)
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr

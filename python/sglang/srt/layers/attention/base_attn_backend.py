@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one rank caches per token: its own share of heads, for all its layers."""
+    """What one rank caches per token: its share of the heads, for all its layers."""
 
     num_layers: int
     num_kv_heads: int

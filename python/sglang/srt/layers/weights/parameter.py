@@ -7,7 +7,7 @@ layer that asked the context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,7 +101,7 @@ class Place:
 
 
 def bytes_to_read(parameters: Iterable[nn.Parameter], items: Iterable[WeightItem]) -> dict[str, int]:
-    """How many bytes of each item these parameters make this rank read; a part wanted twice is read once."""
+    """Bytes of each item that this rank reads to fill these parameters; a part used twice is read once."""
     parts: dict[str, set[tuple[int, int, int]]] = {}
     for parameter in parameters:
         for place in getattr(parameter, "places", ()):
@@ -130,7 +130,7 @@ class LoadableParameter(nn.Parameter):
 
 
 def _assert_places_tile(parameter: LoadableParameter) -> None:
-    """Our own arithmetic: the places of a parameter follow one another and leave no row out."""
+    """The places of a parameter follow one another and leave no row out."""
     position = 0
     for place in parameter.places:
         shape = list(place.source_shape)
@@ -150,14 +150,14 @@ def _assert_places_tile(parameter: LoadableParameter) -> None:
 
 
 class WeightLedger:
-    """Counts what a model still wants: each place is filled exactly once, by a tensor of exactly its shape.
+    """Fills each place of a model exactly once, from a tensor of exactly its shape.
 
     A tensor may fill several parameters (a tied table and a head that is cut differently); each reads its own
-    part. All complaints are `ValueError`s that name the tensor, the file and both shapes.
+    part. A `ValueError` names the tensor, the file and both shapes.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._wanted: dict[str, list[tuple[LoadableParameter, Place]]] = {}
+        self._uses: dict[str, list[tuple[LoadableParameter, Place]]] = {}
         self._open: dict[int, int] = {}  # id of a parameter -> places not filled yet
         self._filled: dict[str, str] = {}  # tensor -> file that filled it
         for parameter in parameters:
@@ -168,54 +168,55 @@ class WeightLedger:
                 )
             self._open[id(parameter)] = len(parameter.places)
             for place in parameter.places:
-                takers = self._wanted.setdefault(place.name, [])
-                assert all(other is not parameter for other, _ in takers), f"{place.name} has two places"
-                assert all(other.source_shape == place.source_shape for _, other in takers), (
-                    f"{place.name} is wanted in two shapes"
+                uses = self._uses.setdefault(place.name, [])
+                assert all(other is not parameter for other, _ in uses), f"{place.name} has two places"
+                assert all(other.source_shape == place.source_shape for _, other in uses), (
+                    f"{place.name} is used in two shapes"
                 )
-                takers.append((parameter, place))
+                uses.append((parameter, place))
 
     def fill_all(self, items: Iterable[WeightItem]) -> None:
-        """Take every item, then insist that nothing is missing."""
+        """Fill from every item, then check that nothing is missing."""
         with torch.no_grad():
             for item in items:
                 self.fill(item)
         self.assert_complete()
 
     def fill(self, item: WeightItem) -> None:
-        """Check the item's name and shape before its bytes are read, then copy each taker's part of it."""
-        if item.name not in self._wanted:
+        """Check the item's name and shape, then read what each of its places needs."""
+        if item.name not in self._uses:
             raise ValueError(
-                f"tensor {item.name} in {item.file}, shape {tuple(item.shape)}: the model has no place "
+                f"tensor {item.name} in {item.file}, shape {item.shape}: the model has no place "
                 "for it; the checkpoint does not belong to this architecture or configuration"
             )
         if item.name in self._filled:
             raise ValueError(
-                f"tensor {item.name} in {item.file}, shape {tuple(item.shape)}: it was already loaded from "
+                f"tensor {item.name} in {item.file}, shape {item.shape}: it was already loaded from "
                 f"{self._filled[item.name]}; a checkpoint must hold each tensor once"
             )
-        takers = self._wanted[item.name]
-        self._check_shape(item, takers[0][1].source_shape)
+        uses = self._uses[item.name]
+        expected = uses[0][1].source_shape
+        if item.shape != expected:
+            raise ValueError(
+                f"tensor {item.name} in {item.file} has shape {item.shape}, the model needs {expected}; "
+                "fetch the whole checkpoint again"
+            )
         parts: dict[tuple[torch.dtype, int, AxisShare], torch.Tensor | None] = {}
-        for parameter, place in takers:
+        for parameter, place in uses:
             key = (parameter.dtype, place.dim, place.share)
             if key not in parts:
                 parts[key] = _read(item, place, parameter.dtype)
             place.fill(parameter.data, parts[key])
         self._filled[item.name] = item.file
-        parts.clear()
-        for parameter, _ in takers:
+        parts.clear()  # before a layer packs its weight
+        for parameter, _ in uses:
             self._open[id(parameter)] -= 1
             if self._open[id(parameter)] == 0 and parameter.on_filled is not None:
                 parameter.on_filled()
 
-    def missing(self) -> Iterator[Place]:
-        """The places that no tensor has filled, one for each tensor."""
-        return (takers[0][1] for name, takers in self._wanted.items() if name not in self._filled)
-
     def assert_complete(self) -> None:
         """Raise unless every place is filled."""
-        missing = list(self.missing())
+        missing = [uses[0][1] for name, uses in self._uses.items() if name not in self._filled]
         if missing:
             shown = ", ".join(f"{place.name} {place.source_shape}" for place in missing[:5])
             shown += f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -225,17 +226,9 @@ class WeightLedger:
                 f"the model needs {shown}; fetch the whole checkpoint again"
             )
 
-    @staticmethod
-    def _check_shape(item: WeightItem, expected: tuple[int, ...]) -> None:
-        if tuple(item.shape) != tuple(expected):
-            raise ValueError(
-                f"tensor {item.name} in {item.file} has shape {tuple(item.shape)}, "
-                f"the model needs {tuple(expected)}; fetch the whole checkpoint again"
-            )
-
 
 def _read(item: WeightItem, place: Place, dtype: torch.dtype) -> torch.Tensor | None:
-    """The part of a tensor that a place wants, checked against what was asked; None if it wants no row."""
+    """The part of a tensor that a place holds, with its shape checked; None if it holds no row."""
     share = place.share
     if share.length == 0:
         return None
@@ -243,6 +236,6 @@ def _read(item: WeightItem, place: Place, dtype: torch.dtype) -> torch.Tensor | 
     if tuple(source.shape) != place.part_shape:
         raise ValueError(
             f"tensor {item.name} in {item.file}: read as shape {tuple(source.shape)}, "
-            f"its header says {tuple(item.shape)}, the model needs {place.part_shape}"
+            f"its header says {item.shape}, the model needs {place.part_shape}"
         )
     return source

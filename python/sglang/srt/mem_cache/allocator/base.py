@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-#: Page 0 is nobody's: padding rows may write there, and a table entry that was never written points there.
+#: Page 0 belongs to no request: padding rows write there, and unwritten entries of the table point there.
 RESERVED_PAGES = 1
 
 

@@ -1,4 +1,4 @@
-"""Owns the making of a model: its class, its type of computation, its weights.
+"""Owns how a model is made: its class, its type of computation, its weights.
 
 Called once by the model runner. It must not decide which files are read: the loader does.
 """
@@ -38,6 +38,6 @@ def build_model(model_config: ModelConfig, *, dtype: torch.dtype, device: torch.
 
 
 def _is_first_rank() -> bool:
-    """One rank of the whole deployment speaks: rank 0 of replica 0."""
+    """Whether this is rank 0 of replica 0, which shows the progress for all."""
     parallel = get_parallel()
     return parallel.launch_world_rank == 0 and not parallel.dp_rank

@@ -21,8 +21,6 @@ from typing import Any
 from sglang.srt.environ import envs
 from sglang.test.waiting import HANG_GUARD_S, holds_within, wait_until
 
-__all__ = ["RankFailed", "come_together", "run_ranks"]
-
 #: Peers of a dead rank usually fail soon after it, and what they print is part of the report.
 _PEERS_FAIL_S = 2.0
 

@@ -14,8 +14,6 @@ from sglang.srt.runtime_context import SpawnRanks, get_context, get_parallel, pu
 from sglang.srt.server_args import ServerArgs
 from sglang.test.scoped_args import ContextSnapshot
 
-__all__ = ["CustomTestCase", "published_topology"]
-
 
 class CustomTestCase(unittest.TestCase):
     """A unittest case whose failures show whole values."""

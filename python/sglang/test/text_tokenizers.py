@@ -6,14 +6,13 @@ Read by tests about text made of ids. Byte-level ones are in `tiny_models`. It m
 from __future__ import annotations
 
 import itertools
-import json
 import pathlib
 from collections.abc import Callable
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from sglang.test.tiny_models import CHAT_TEMPLATE, SPECIAL_TOKENS, write_tiny_tokenizer
+from sglang.test.tiny_models import CHAT_TEMPLATE, SPECIAL_TOKENS, save_tokenizer, write_tiny_tokenizer
 
 UNKNOWN = "<unk>"
 SPACE = "\u2581"  # what SentencePiece writes for a space
@@ -30,18 +29,7 @@ def write_text_tokenizer(
     if kind == "byte-level":
         write_tiny_tokenizer(folder, vocab_size=400, add_bos=adds_bos, chat_template=chat_template)
         return folder
-    backend = KINDS[kind]()
-    special = [AddedToken(text, special=True, normalized=False) for text in (*SPECIAL_TOKENS, UNKNOWN)]
-    backend.add_special_tokens(special)
-    if adds_bos:
-        bos = SPECIAL_TOKENS[0]
-        backend.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, 0)]
-        )
-    backend.save(str(folder / "tokenizer.json"))
-    roles = {"bos_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2], "unk_token": UNKNOWN}
-    template = {} if chat_template is None else {"chat_template": chat_template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(roles | template))
+    save_tokenizer(folder, KINDS[kind](), add_bos=adds_bos, chat_template=chat_template, unk_token=UNKNOWN)
     return folder
 
 

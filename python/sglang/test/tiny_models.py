@@ -12,8 +12,10 @@ import math
 import pathlib
 from typing import Any
 
+import tokenizers
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from sglang.srt.tokenizer.byte_level import BYTE_TO_CHAR
 
@@ -141,64 +143,38 @@ def write_tiny_tokenizer(
     folder: pathlib.Path, *, vocab_size: int, add_bos: bool = False, chat_template: str | None = CHAT_TEMPLATE
 ) -> None:
     """A byte-level BPE tokenizer with exactly `vocab_size` entries: specials, all bytes, then merges."""
-    vocab, merges = tiny_vocabulary(vocab_size)
-    added = [
-        {
-            "id": i,
-            "content": token,
-            "special": True,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-        }
-        for i, token in enumerate(SPECIAL_TOKENS)
-    ]
-    bos = {"SpecialToken": {"id": SPECIAL_TOKENS[0], "type_id": 0}}
-    single = {"Sequence": {"id": "A", "type_id": 0}}
-    template = {
-        "type": "TemplateProcessing",
-        "single": [bos, single],
-        "pair": [bos, single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {
-            SPECIAL_TOKENS[0]: {"id": SPECIAL_TOKENS[0], "ids": [0], "tokens": [SPECIAL_TOKENS[0]]}
-        },
-    }
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": template if add_bos else byte_level,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": [list(pair) for pair in merges],
-        },
-    }
-    _write_json(folder / "tokenizer.json", tokenizer)
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": SPECIAL_TOKENS[0],
-        "eos_token": SPECIAL_TOKENS[2],
-        "pad_token": SPECIAL_TOKENS[0],
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 1 << 20,
-    }
+    backend = tokenizers.Tokenizer(models.BPE(*tiny_vocabulary(vocab_size)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel()
+    save_tokenizer(folder, backend, add_bos=add_bos, chat_template=chat_template, pad_token=SPECIAL_TOKENS[0])
+
+
+def save_tokenizer(
+    folder: pathlib.Path,
+    backend: tokenizers.Tokenizer,
+    *,
+    add_bos: bool,
+    chat_template: str | None,
+    unk_token: str | None = None,
+    **roles: str,
+) -> None:
+    """Write the files of a tokenizer; its special tokens are `SPECIAL_TOKENS` and `unk_token`."""
+    bos, _, eos = SPECIAL_TOKENS
+    roles |= {"bos_token": bos, "eos_token": eos}
+    special = [*SPECIAL_TOKENS]
+    if unk_token is not None:
+        roles["unk_token"] = unk_token
+        special.append(unk_token)
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    if add_bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, 0)]
+        )
+    backend.save(str(folder / "tokenizer.json"))
     if chat_template is not None:
-        tokenizer_config["chat_template"] = chat_template
-    _write_json(folder / "tokenizer_config.json", tokenizer_config)
+        roles["chat_template"] = chat_template
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
 
 
 def tiny_vocabulary(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:

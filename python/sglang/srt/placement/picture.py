@@ -16,8 +16,6 @@ from sglang.srt.placement.svg_canvas import Canvas, ink_on, text_width, wrap
 from sglang.srt.placement.svg_frames import LABEL_HEIGHT, LABEL_SIZE, PADDING, Area
 from sglang.srt.placement.table import headline, shown_ranks
 
-__all__ = ["MOST_DRAWN", "colours_of", "draw", "letter_of"]
-
 #: Twelve light colours that lie far apart, also under the common kinds of colour blindness.
 _TINTS = (
     *("#c3f0ff", "#ffb4b4", "#f0f096", "#5aa5f0", "#96d287", "#d2965a"),

@@ -19,19 +19,6 @@ from sglang.srt.runtime_context.publication import Publication, SpawnRanks, buil
 from sglang.srt.runtime_context.widths import leads_attn_tp, ranks_of_node
 from sglang.srt.server_args import ServerArgs
 
-__all__ = [
-    "DIMENSIONS",
-    "MEANING",
-    "MOST_RANKS",
-    "Group",
-    "Partition",
-    "Plan",
-    "Seat",
-    "partitions",
-    "plan_from_flags",
-    "plan_of",
-]
-
 #: In the order in which a reader wants them; each has `<name>_size` and `<name>_rank` in the context.
 DIMENSIONS = ("pp", "tp", "attn_dp", "attn_cp", "attn_tp", "dcp", "moe_dp", "moe_ep", "moe_tp")
 

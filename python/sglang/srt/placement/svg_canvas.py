@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from html import escape
 
-__all__ = ["Canvas", "ink_on", "text_width", "wrap"]
-
 #: Advance widths in em of the widest common sans-serif (DejaVu), rounded up by kind of letter: a viewer's own
 #: font must not overflow its box.
 _NARROW, _NARROW_EM = frozenset(" !'(),-./:;I[]fijlrt|"), 0.43

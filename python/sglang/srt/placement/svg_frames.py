@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from sglang.srt.placement.svg_canvas import text_width
 
-__all__ = ["LABEL_HEIGHT", "LABEL_SIZE", "PADDING", "Area", "columns"]
-
 LABEL_SIZE, LABEL_HEIGHT = 14.0, 24.0
 PADDING, _GAP = 8.0, 6.0
 _MOST_ACROSS = 8

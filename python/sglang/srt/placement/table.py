@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sglang.srt.placement.plan import Plan, Seat, partitions
 
-__all__ = ["as_json", "as_text", "headline", "shown_ranks"]
-
 _COLUMNS = 80
 #: How attention and how the experts write a tensor rank, slowest digit first.
 _SYSTEMS = (("attn_dp", "attn_cp", "attn_tp"), ("moe_dp", "moe_ep", "moe_tp"))

@@ -21,7 +21,7 @@ class Heartbeat:
     """The writing side. All processes of a host share CLOCK_MONOTONIC, so the reader compares directly."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._map = _open(path, create=True)
+        self._map = _open(path)
         self._cells = memoryview(self._map).cast("d")
         self.beat()
 
@@ -45,7 +45,7 @@ class HeartbeatReader:
     """The reading side; its age is infinite while the writer has not written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._cells = memoryview(_open(path, create=True)).cast("d")
+        self._cells = memoryview(_open(path)).cast("d")
 
     def close(self) -> None:
         """Let the file go; the age is infinite from now on.
@@ -70,8 +70,8 @@ class HeartbeatReader:
         return int(self._cells[_STEPS])
 
 
-def _open(path: str | os.PathLike[str], *, create: bool) -> mmap.mmap:
-    fd = os.open(pathlib.Path(path), os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o600)
+def _open(path: str | os.PathLike[str]) -> mmap.mmap:
+    fd = os.open(pathlib.Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # A hole in the file is filled at the first write, and on a full disk that kills the process.
         os.posix_fallocate(fd, 0, _SIZE)

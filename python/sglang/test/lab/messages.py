@@ -88,18 +88,6 @@ class RankAnswer(msgspec.Struct, kw_only=True):
     error: RankError | None = None
 
 
-_ORDER = msgspec.msgpack.Decoder(CellOrder)
-_ANSWER = msgspec.msgpack.Decoder(RankAnswer)
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def encode(message: CellOrder | RankAnswer) -> bytes:
-    return _ENCODER.encode(message)
-
-
-def decode_order(data: bytes) -> CellOrder:
-    return _ORDER.decode(data)
-
-
-def decode_answer(data: bytes) -> RankAnswer:
-    return _ANSWER.decode(data)
+encode = msgspec.msgpack.Encoder().encode
+decode_order = msgspec.msgpack.Decoder(CellOrder).decode
+decode_answer = msgspec.msgpack.Decoder(RankAnswer).decode

@@ -137,14 +137,11 @@ def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
 
 
 def _publish(order: CellOrder) -> None:
-    record = ServerArgs(**order.fields)
-    if order.with_bundle:
-        ranks = SpawnRanks(world_rank=order.world_rank, dp_rank=order.dp_rank)
-        publish(record, role="scheduler", ranks=ranks)
-        return
-    publish(record, role="scheduler")
-    # No group and no width answers these two; everything else is asked of the groups from now on.
-    get_parallel().override_permanently(dp_rank=order.dp_rank, gpu_id=None)
+    ranks = SpawnRanks(world_rank=order.world_rank, dp_rank=order.dp_rank) if order.with_bundle else None
+    publish(ServerArgs(**order.fields), role="scheduler", ranks=ranks)
+    if ranks is None:
+        # No group and no width answers these two; everything else is read from the groups from now on.
+        get_parallel().override_permanently(dp_rank=order.dp_rank, gpu_id=None)
 
 
 def _run_phase(
@@ -223,10 +220,9 @@ def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> N
         if order.fault != name:
             planted.close()
         # A fault that stays is not planted again: what it has kept since the last cell is its point.
-        again = order.fault is not None and order.fault == name
-        name = order.fault
+        name, order.fault = order.fault, None if order.fault == name else order.fault
         try:
-            answer = RankAnswer(report=run_cell(_without_fault(order) if again else order, planted))
+            answer = RankAnswer(report=run_cell(order, planted))
         except Exception as error:  # noqa: BLE001 - every failure of a cell is a result of the lab
             answer = RankAnswer(
                 error=RankError(
@@ -237,11 +233,6 @@ def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> N
     planted.close()
     parallel_state.destroy_distributed_environment()
     os._exit(0)  # an ordered end of torch takes longer than a cell
-
-
-def _without_fault(order: CellOrder) -> CellOrder:
-    order.fault = None
-    return order
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -109,6 +110,41 @@ class RunningServer:
                 process.kill()
         self.process.wait()
         self.client.close()
+
+
+class StreamingClient(threading.Thread):
+    """One client of `/generate` that streams; `lines` are its events, `error` is what broke it."""
+
+    def __init__(self, server: RunningServer, **body: Any) -> None:
+        super().__init__(daemon=True)
+        self.lines: list[str] = []
+        self.error: httpx.HTTPError | None = None
+        self.status = 0
+        self._url = server.url + "/generate"
+        self._body = {"stream": True, **body}
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=HANG_GUARD_S) as response:
+                self.status = response.status_code
+                self.lines.extend(filter(None, response.iter_lines()))
+        except httpx.HTTPError as error:
+            self.error = error
+
+    def wait_for_events(self, count: int = 1) -> None:
+        wait_until(lambda: len(self.lines) >= count or self.error)
+
+
+def serve_to_the_end(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `sglang serve` until it ends by itself, as a start does that is refused."""
+    return subprocess.run(
+        [sys.executable, "-m", "sglang.cli", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=HANG_GUARD_S,
+        env=child_environment(OMP_NUM_THREADS="1"),
+    )
 
 
 @contextlib.contextmanager

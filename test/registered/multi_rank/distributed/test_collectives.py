@@ -196,7 +196,6 @@ def check_collectives(rank: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_collective_is_what_torch_computes_from_the_inputs_of_all_ranks(world_size: int) -> None:
-    """Also without rows, with uneven rows, from strided inputs; and the group counts what was called, once
-    per call, whatever it is made of."""
+    """Also without rows, with uneven rows, from strided inputs; and each call is counted once."""
     once = {"all_gatherv": 1, "broadcast_object": 1, "broadcast_tensor_dict": 1, "barrier": 1}
     assert run_ranks(check_collectives, world_size=world_size) == [{"all_reduce": 2, **once}] * world_size

@@ -1,5 +1,4 @@
-"""Every layout of two and of four ranks, built for real: who is in a group, and that its members reach each
-other."""
+"""Every layout of two and of four ranks on gloo: each group has its members, and they reach each other."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -51,8 +50,7 @@ def _sum_over(group: Any) -> int:
 
 
 def check_layouts(rank: int, layouts: list[dict[str, Any]]) -> list[dict[str, list[int]]]:
-    """On one rank: publish, build, compare each group with the arithmetic, talk over it, take it down
-    again."""
+    """On one rank: publish, build, compare each group with the arithmetic, use it, destroy it."""
     answers, kept = [], []
     open_after_first = 0
     for fields in layouts:
@@ -155,6 +153,6 @@ def test_a_draft_scope_on_real_groups_and_what_is_refused_beside_it() -> None:
 
 
 def test_a_rank_that_fails_fails_the_run_with_its_own_words() -> None:
-    """The twin of all of the above: without it a check that raises on one rank only could pass unseen."""
+    """A failure on one rank only must fail the test: else all of the above could pass unseen."""
     with pytest.raises(RankFailed, match="rank one has something to say"):
         run_ranks(fail_on_rank_one, world_size=2)

@@ -1,4 +1,4 @@
-"""Ranks that meet: alike they build a world, different they all say what differs, nobody waits in vain."""
+"""Ranks that meet: equal ones build a world, different ones all report the difference, none waits in vain."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -38,31 +38,31 @@ def check_meetings(rank: int, folder: str, places: dict[str, str]) -> dict[str, 
             join(*arguments, **named)
         return str(caught.value)
 
-    told: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
     # Nothing is built before all said the same, so a refusal needs no world to go first.
     one_off = {"tp_size": 4, "extra": "x"} if rank == 2 else {}
-    told["file differs"] = refused(ValueError, "file differs", **one_off)
-    told["port differs"] = refused(ValueError, "port differs", **one_off)
+    errors["file differs"] = refused(ValueError, "file differs", **one_off)
+    errors["port differs"] = refused(ValueError, "port differs", **one_off)
     size = 2 if rank == 1 else 3
-    told["world differs"] = refused(ValueError, "world differs", world_size=size)
+    errors["world differs"] = refused(ValueError, "world differs", world_size=size)
     if rank != 1:
         come_together(folder, "absent-begins", rank, (0, 2))
-        told["absent"] = refused(RuntimeError, "absent", 2.0)
+        errors["absent"] = refused(RuntimeError, "absent", 2.0)
     if rank == 1:
-        told["late"] = refused(RuntimeError, "nobody", 0.5)
-    told["twice"] = ""
+        errors["late"] = refused(RuntimeError, "nobody", 0.5)
+    errors["twice"] = ""
     if rank == 0:
-        told["twice"] = refused(RuntimeError, "twice", 0.3, seat=2) and refused(
+        errors["twice"] = refused(RuntimeError, "twice", 0.3, seat=2) and refused(
             ValueError, "twice", 0.3, seat=2
         )
     for place in ("file", "port"):
         parallel_state.destroy_distributed_environment()
         with envs.GLOO_SOCKET_IFNAME.override(None):
             join(place)
-            told[place] = envs.GLOO_SOCKET_IFNAME.get()
+            errors[place] = envs.GLOO_SOCKET_IFNAME.get()
         assert parallel_state.get_world_group().all_gather_object(rank) == [0, 1, 2]
         assert get_global_tcp_store().check(["meeting/verdict/2"])
-    return told
+    return errors
 
 
 def test_ranks_build_a_world_when_all_were_started_alike_and_refuse_otherwise(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_ranks_build_a_world_when_all_were_started_alike_and_refuse_otherwise(tm
         "world rank 2 was started with other settings than world rank 0: extra is 'x' there and not known on "
         "world rank 0; tp_size is 4 there and 3 on world rank 0."
     )
-    for rank, told in enumerate(answers):
-        assert told["file"] == told["port"] == "lo"
+    for rank, errors in enumerate(answers):
+        assert errors["file"] == errors["port"] == "lo"
         for case in ("file differs", "port differs"):
-            assert told[case].splitlines() == [difference, "Start every machine with the same flags."], rank
-        assert "world rank 1 was started with" in told["world differs"]
-        assert "world_size is 2 there and 3 on world rank 0" in told["world differs"]
+            assert errors[case].splitlines() == [difference, "Start every machine with the same flags."], rank
+        assert "world rank 1 was started with" in errors["world differs"]
+        assert "world_size is 2 there and 3 on world rank 0" in errors["world differs"]
     for rank in (0, 2):
         assert "world ranks [1] of 3 did not come to file:" in answers[rank]["absent"]
         assert "within 2 s" in answers[rank]["absent"]

@@ -1,5 +1,4 @@
-"""Groups over the same ranks talk over one communicator: how many are made, that each group still works, and
-that nothing is left of them when the last one is given back."""
+"""Groups over the same ranks share a communicator: how many are made, and that the last user closes it."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -99,7 +98,7 @@ def count_without_sharing(rank: int, layouts: list[dict[str, Any]]) -> list[int]
 
 
 def test_the_count_sees_groups_that_build_their_own() -> None:
-    """The twin: with the planted fault tp 2 makes three beside the world's."""
+    """With a planted fault, tp 2 makes three beside the world's."""
     assert run_ranks(count_without_sharing, world_size=2, layouts=TWO_RANKS) == [[4], [4]]
 
 
@@ -119,8 +118,9 @@ def give_back_one_by_one(rank: int) -> None:
 
 
 def test_a_group_that_was_given_back_is_of_no_use_and_takes_nobody_along() -> None:
-    """A stale copy that went on over a shared communicator would hide that its layout is gone; one that was
-    given back twice would take the communicator from those who still use it.
+    """A stale copy that still worked would hide that its layout is gone.
+
+    One that gave its communicator back twice would take it from those who still use it.
     """
     run_ranks(give_back_one_by_one, world_size=2)
 
@@ -139,8 +139,9 @@ def rebuild_often(rank: int, layouts: list[dict[str, Any]], rounds: int) -> list
 
 
 def test_layouts_that_come_and_go_leave_no_descriptor_and_no_thread_behind() -> None:
-    """A lab or an elastic deployment builds groups for as long as it lives. The first rounds may open what
-    stays; what grows with every round would be hundreds here.
+    """A lab or an elastic deployment builds groups again and again, and must not leak a descriptor each time.
+
+    The first rounds may open some that stay.
     """
     layouts = [{"tp_size": 4, **REPLICAS}, {"tp_size": 4, "ep_size": 2}]
     for held in run_ranks(rebuild_often, world_size=4, layouts=layouts, rounds=8):
@@ -149,8 +150,7 @@ def test_layouts_that_come_and_go_leave_no_descriptor_and_no_thread_behind() -> 
 
 
 def wait_for_a_rank_that_stays_away(rank: int) -> str | None:
-    """A barrier that all pass, twice over the same communicator and in two generations of groups; then one to
-    which rank 1 does not come."""
+    """Barriers that all pass, over one communicator in two generations of groups; then rank 1 stays away."""
     for _ in range(2):
         _build(rank, {"tp_size": 2})
         get_parallel().tp_group.barrier(timeout_s=60)
@@ -165,16 +165,17 @@ def wait_for_a_rank_that_stays_away(rank: int) -> str | None:
 
 
 def test_a_barrier_of_a_rebuilt_group_still_names_who_is_missing() -> None:
-    """Marks of earlier barriers lie in the same store: with a mark of an earlier generation the message said
-    that all had come.
-    """
+    """Marks of earlier barriers lie in the same store, and must not count for this one."""
     message, _ = run_ranks(wait_for_a_rank_that_stays_away, world_size=2)
     assert message is not None and "world ranks [1] did not come" in message
 
 
 def build_beside_a_late_rank(rank: int, folder: str, waits: bool) -> None:
-    """Rank 1 is held up inside the making of the group, behind the making of its links. `waits`: members
-    leave together, as they do; else each leaves when it is ready, and the late one sees that."""
+    """Rank 1 is delayed while it makes a group, after its links are made.
+
+    With `waits` the members leave together, as in the product; else each leaves when it is ready, and the
+    late one notices.
+    """
     left = Path(folder) / f"left-{waits}"
     make, held_up = torch.distributed.new_group, []
 
@@ -202,8 +203,7 @@ def build_beside_a_late_rank(rank: int, folder: str, waits: bool) -> None:
 
 @pytest.mark.parametrize("waits", [True, False], ids=["as built", "the fault planted"])
 def test_no_member_leaves_the_making_of_a_group_before_all_are_ready(tmp_path: Path, waits: bool) -> None:
-    """A rank that took its groups down at once closed connections under a peer that was still making them,
-    which failed one start in ten on a busy machine."""
+    """A rank that destroyed its groups at once would close connections under a peer that still makes them."""
     run_ranks(build_beside_a_late_rank, world_size=2, folder=str(tmp_path), waits=waits)
 
 

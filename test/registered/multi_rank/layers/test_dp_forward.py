@@ -48,8 +48,7 @@ SCRIPTS: dict[int, list[list[Part]]] = {
 
 
 class Announced:
-    """What the replicas would tell each other: tokens and rows to score of every step, from the script
-    alone."""
+    """The sizes that the replicas would exchange in every step, from the script alone."""
 
     def __init__(self, scripts: list[list[Part]]) -> None:
         self.scripts = scripts
@@ -254,7 +253,7 @@ def test_four_ranks_as_two_and_as_four_replicas_compute_what_one_rank_computes(f
 
 
 def test_a_replica_that_skips_its_idle_forward_is_missed(folders: list[str]) -> None:
-    """The twin of the above: ranks that do not come equally often do not go on."""
+    """A planted mistake: ranks that do not come equally often do not go on."""
     first, second = run_ranks(check_a_skipped_idle_forward, world_size=2, folder=folders[0])
     assert second == ["done", "skipped"]
     assert first[0] == "done"

@@ -29,8 +29,7 @@ def rows_of(replica: int, count: int) -> torch.Tensor:
 
 
 def term_of(tp_rank: int, rows: int) -> torch.Tensor:
-    """The term that a rank of the tensor group adds to each gathered row: small whole numbers, so that sums
-    are exact in any order."""
+    """What a rank adds to each gathered row: small whole numbers, so that sums are exact in any order."""
     generator = torch.Generator().manual_seed(tp_rank)
     return torch.randint(-50, 50, (rows, WIDTH), generator=generator).float()
 

@@ -1,6 +1,4 @@
-"""The proof matrix sees mistakes: each is planted into the product inside the ranks, the cell must fail for
-the right reason, and the same cell without it must pass.
-"""
+"""The proof matrix notices planted mistakes: with one a cell fails for the right reason, else it passes."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -40,7 +40,7 @@ TIGHT = {
 Script = dict[int, list[Any]]
 
 
-class TurnChannel:
+class ScriptChannel:
     """A leader's channel: gives what the script has for a step, notes the steps after which it rested."""
 
     def __init__(self, script: Script) -> None:
@@ -67,12 +67,12 @@ def scheduler_on(rank: int, scripts: list[Script], **fields: Any) -> Iterator[Sc
     parallel = get_parallel()
     if scheduler.channel is not None:
         script = scripts[parallel.attn_dp_rank if parallel.attn_dp_size > 1 else 0]
-        channel = TurnChannel(script)
+        channel = ScriptChannel(script)
         scheduler.channel = scheduler.group._channel = channel
-    told: list[Any] = []
+    sent: list[Any] = []
     send = scheduler.streamer._send
-    scheduler.streamer._send = lambda message: (told.append(message), send(message))[1]
-    scheduler.told = told
+    scheduler.streamer._send = lambda message: (sent.append(message), send(message))[1]
+    scheduler.sent = sent
     try:
         yield scheduler
     finally:
@@ -105,31 +105,31 @@ def live(scheduler: Scheduler, scripts: list[Script], max_steps: int = 2000) -> 
     raise AssertionError(f"not done after {max_steps} steps")
 
 
-def ids_told(scheduler: Scheduler) -> dict[str, list[int]]:
-    told: dict[str, list[int]] = {}
-    for message in scheduler.told:
-        for news in message.outputs:
-            told.setdefault(news.rid, []).extend(news.new_ids)
-    return told
+def ids_sent(scheduler: Scheduler) -> dict[str, list[int]]:
+    sent: dict[str, list[int]] = {}
+    for message in scheduler.sent:
+        for output in message.outputs:
+            sent.setdefault(output.rid, []).extend(output.new_ids)
+    return sent
 
 
-def reasons_told(scheduler: Scheduler) -> dict[str, str]:
+def reasons_sent(scheduler: Scheduler) -> dict[str, str]:
     return {
-        news.rid: news.finish_reason.type
-        for message in scheduler.told
-        for news in message.outputs
-        if news.finish_reason is not None
+        output.rid: output.finish_reason.type
+        for message in scheduler.sent
+        for output in message.outputs
+        if output.finish_reason is not None
     }
 
 
-def logprobs_told(scheduler: Scheduler) -> list[Any]:
+def logprobs_sent(scheduler: Scheduler) -> list[Any]:
     return [
         [
             (entry.logprob, entry.token_id, entry.top)
-            for entry in (news.input_logprobs or []) + (news.output_logprobs or [])
+            for entry in (output.input_logprobs or []) + (output.output_logprobs or [])
         ]
-        for message in scheduler.told
-        for news in message.outputs
+        for message in scheduler.sent
+        for output in message.outputs
     ]
 
 
@@ -155,8 +155,8 @@ def two_ranks_one_replica(rank: int) -> dict[str, Any]:
     scripts = [mixed_traffic()]
     with scheduler_on(rank, scripts, tp_size=2, **TIGHT) as scheduler:
         answer["history"] = live(scheduler, scripts)
-        answer["ids"], answer["reasons"] = ids_told(scheduler), reasons_told(scheduler)
-        answer["logprobs"] = logprobs_told(scheduler)
+        answer["ids"], answer["reasons"] = ids_sent(scheduler), reasons_sent(scheduler)
+        answer["logprobs"] = logprobs_sent(scheduler)
         answer["retractions"] = scheduler.load.num_retractions
         answer["sent"] = 0 if scheduler.channel is None else len(scheduler.channel.sent)
 
@@ -167,7 +167,7 @@ def two_ranks_one_replica(rank: int) -> dict[str, Any]:
     with scheduler_on(rank, scripts, tp_size=2) as scheduler:
         scheduler.worker.next_token = lambda ids: 100 + rank
         live(scheduler, scripts)
-        answer["drawn"] = ids_told(scheduler)["r"]
+        answer["drawn"] = ids_sent(scheduler)["r"]
 
     # The loop itself: a peer rests nowhere and leaves with its leader.
     scripts = [{0: [make_request("r", PROMPT, 5)], 12: [ShutdownReq()]}]
@@ -211,11 +211,11 @@ def _expire_by_the_leaders_clock(rank: int) -> list[Any]:
             history = live(scheduler, scripts)
         finally:
             group_channel.time = clock
-        return [len(history), reasons_told(scheduler)]
+        return [len(history), reasons_sent(scheduler)]
 
 
 def _diverge(rank: int) -> str:
-    """The twin of everything above: rank 1 gives its next request other slots than rank 0 does."""
+    """A planted mistake: rank 1 gives its next request other slots than rank 0 does."""
     scripts = [{0: [make_request("r", PROMPT, 5)]}]
     with scheduler_on(rank, scripts, tp_size=2) as scheduler:
         if rank == 0:
@@ -272,7 +272,7 @@ def replicas(rank: int, tp_size: int) -> dict[str, Any]:
     with scheduler_on(rank, scripts, **layout, **{**TIGHT, "pool_tokens": 90}) as scheduler:
         history = live(scheduler, scripts)
         answer["steps"], answer["replica"], answer["history"] = len(history), scheduler.dp_rank, history
-        answer["ids"] = ids_told(scheduler)
+        answer["ids"] = ids_sent(scheduler)
         answer["retractions"] = scheduler.load.num_retractions
         steps = scheduler.worker.steps
         answer["steps"] = [[step.num_tokens, step.num_logit_rows, step.is_extend] for step in steps]
@@ -305,7 +305,7 @@ def _wake(rank: int, layout: dict[str, Any]) -> dict[str, Any]:
         return {
             "steps": steps[0],
             "waits": None if scheduler.channel is None else scheduler.channel.waits,
-            "ids": ids_told(scheduler),
+            "ids": ids_sent(scheduler),
             "forwards": len(scheduler.worker.batch_sizes),
         }
 
@@ -321,12 +321,12 @@ def _delay(rank: int, layout: dict[str, Any]) -> list[Any]:
         with scheduler_on(rank, scripts, **layout, **flags) as scheduler:
             live(scheduler, scripts)
             extends = [i for i, step in enumerate(scheduler.worker.steps) if step.is_extend]
-            answers.append([extends, sorted(map(len, ids_told(scheduler).values()))])
+            answers.append([extends, sorted(map(len, ids_sent(scheduler).values()))])
     return answers
 
 
 def _plan_otherwise(rank: int, layout: dict[str, Any]) -> str:
-    """The twin: the last rank plans something else than the one with which it shares its requests."""
+    """A planted mistake: the last rank plans differently from the one that holds the same requests."""
     scripts: list[Script] = [{0: []}, {0: [make_request("r", PROMPT[:20], 4)]}]
     with scheduler_on(rank, scripts, **layout) as scheduler:
         if rank == 3:

@@ -1,5 +1,4 @@
-"""A target and a draft that owns its attention, side by side on two attention-DP replicas: each runs in the
-placement in which it was built, and what would come out elsewhere is why nothing else is let through."""
+"""A target and a draft that owns its attention on two attention-DP replicas: each runs where it was built."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -84,8 +83,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_runner_answers_like_one_rank_at_home_and_not_at_all_elsewhere(
     model: str, dp_lm_head: bool
 ) -> None:
-    """Layers hold their shares from construction and ask for a group when they run: without the guard the
-    numbers are off by units, in the right shape.
+    """Layers hold their shares from construction and ask for a group when they run.
+
+    Without the guard the numbers would be far off, in the right shape.
     """
     with driven_worker(model) as driver:
         wanted = prompt_logits(driver, None)

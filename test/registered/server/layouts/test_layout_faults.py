@@ -10,18 +10,20 @@ register_cpu_ci(est_time=70, suite="server-cpu")
 import os
 import pathlib
 import signal
-import subprocess
-import sys
-import threading
 from typing import Any
 
 import httpx
 import pytest
 
-from sglang.srt.environ import child_environment
 from sglang.test.fakes.fake_failing_rank import FAKE_FAILING_RANK, LEAKING_TOKEN, RAISING_TOKEN
 from sglang.test.ports import held_ports, listen_on, port_is_free
-from sglang.test.server.server_fixture import RunningServer, process_is_gone, running_server
+from sglang.test.server.server_fixture import (
+    RunningServer,
+    StreamingClient,
+    process_is_gone,
+    running_server,
+    serve_to_the_end,
+)
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 
@@ -40,37 +42,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=32_768)
 
 
-class OpenStream(threading.Thread):
+def open_stream(server: RunningServer, **body: Any) -> StreamingClient:
     """A client in the middle of an answer that takes minutes."""
-
-    def __init__(self, server: RunningServer, **body: Any) -> None:
-        super().__init__(daemon=True)
-        self.lines: list[str] = []
-        self._url = server.url + "/generate"
-        self._body = {
-            "input_ids": [5, 6, 7],
-            "stream": True,
-            "sampling_params": {"max_new_tokens": 30_000, "ignore_eos": True},
-            **body,
-        }
-        self.start()
-        wait_until(lambda: len(self.lines) > 2)
-
-    def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=HANG_GUARD_S) as response:
-            for line in response.iter_lines():
-                if line:
-                    self.lines.append(line)
+    sampling = {"max_new_tokens": 30_000, "ignore_eos": True}
+    client = StreamingClient(server, **{"input_ids": [5, 6, 7], "sampling_params": sampling, **body})
+    client.wait_for_events(3)
+    return client
 
 
-def assert_ended_with(server: RunningServer, ranks: list[int], stream: OpenStream | None, cause: str) -> None:
+def assert_ended_with(
+    server: RunningServer, ranks: list[int], stream: StreamingClient | None, cause: str
+) -> None:
     assert server.wait_exit() == 1
     if stream is not None:
         stream.join(HANG_GUARD_S)
         assert not stream.is_alive(), "the client hangs"
         assert cause in stream.lines[-2], stream.lines[-2:]
-    told = [line for line in server.log().splitlines() if "a scheduler process has died" in line]
-    assert len(told) == 1 and cause in told[0], server.log()
+    deaths = [line for line in server.log().splitlines() if "a scheduler process has died" in line]
+    assert len(deaths) == 1 and cause in deaths[0], server.log()
     wait_until(lambda: all(map(process_is_gone, ranks)))
     assert server.leftovers() == []
     assert port_is_free(server.port)
@@ -82,7 +71,7 @@ def test_a_killed_rank_is_the_cause_and_not_the_connection_to_it(
 ) -> None:
     with running_server(model, *SMALL, *PATIENT, *flags) as server:
         ranks = server.rank_pids()
-        stream = OpenStream(server, routed_dp_rank=0)
+        stream = open_stream(server, routed_dp_rank=0)
         os.kill(ranks[1], signal.SIGKILL)
         assert_ended_with(server, ranks, stream, f"rank 1 (pid {ranks[1]}) was killed by signal 9 (SIGKILL)")
 
@@ -92,7 +81,7 @@ def test_a_stopped_rank_is_an_error_within_the_timeout(model: pathlib.Path, flag
     """Its peers would sit in a collective for as long as its limit allows, with health still green."""
     with running_server(model, *SMALL, *IMPATIENT, *flags) as server:
         ranks = server.rank_pids()
-        stream = OpenStream(server, routed_dp_rank=0)
+        stream = open_stream(server, routed_dp_rank=0)
         os.kill(ranks[1], signal.SIGSTOP)
         health: list[int] = []
 
@@ -110,10 +99,10 @@ def test_a_stopped_rank_is_an_error_within_the_timeout(model: pathlib.Path, flag
 
 @LAYOUTS
 def test_a_rank_that_raises_in_its_step_is_the_cause(model: pathlib.Path, flags: list[str]) -> None:
-    """Its peers see a lost connection a moment later, or wait for it; the exception must be what is told."""
+    """Its peers see a lost connection a moment later, or wait for it; the cause must be the exception."""
     with running_server(model, *SMALL, *PATIENT, *flags, rank_module=FAKE_FAILING_RANK) as server:
         ranks = server.rank_pids()
-        stream = OpenStream(server, routed_dp_rank=0)
+        stream = open_stream(server, routed_dp_rank=0)
         replica = 1 if "--attn-dp-size" in flags else 0
         failed = server.generate(input_ids=[5, RAISING_TOKEN, 6], routed_dp_rank=replica)
         assert failed.status_code == 500
@@ -126,11 +115,11 @@ def test_a_rank_that_raises_in_its_step_is_the_cause(model: pathlib.Path, flags:
 def test_a_slot_lost_on_one_rank_ends_the_server_when_its_replica_is_idle(
     model: pathlib.Path, flags: list[str]
 ) -> None:
-    """Each rank keeps books of its own: those of a peer, which answers nobody, are checked as well."""
+    """Each rank checks its own sums, also a peer, which sends no answers."""
     with running_server(model, *SMALL, *PATIENT, *flags, rank_module=FAKE_FAILING_RANK) as server:
         ranks = server.rank_pids()
         replicas = "--attn-dp-size" in flags
-        stream = OpenStream(server, routed_dp_rank=0) if replicas else None
+        stream = open_stream(server, routed_dp_rank=0) if replicas else None
         answer = server.generate(
             input_ids=[5, LEAKING_TOKEN, 6],
             routed_dp_rank=int(replicas),
@@ -154,22 +143,10 @@ def test_a_stop_while_a_rank_is_held_ends_all_the_same(model: pathlib.Path) -> N
 
 def test_a_port_of_a_replica_in_use_is_said_before_anything_starts(model: pathlib.Path) -> None:
     with held_ports(2) as first, listen_on(first + 1):
-        done = run_to_the_end(
-            model, "--dp-size", "2", "--nnodes", "1", "--node-rank", "0", "--dist-init-addr",
-            f"127.0.0.1:{first}",
-        )  # fmt: skip
+        flags = ["--nnodes", "1", "--node-rank", "0", "--dist-init-addr", f"127.0.0.1:{first}"]
+        done = serve_to_the_end("--model-path", str(model), "--port", "0", "--dp-size", "2", *flags)
     assert done.returncode == 1
     assert f"cannot meet at 127.0.0.1:{first + 1}: the port is in use" in done.stderr
     assert "(replica 1 of --dp-size meets there)" in done.stderr
     assert "server_args=" not in done.stderr, "something was started"
     assert "Traceback" not in done.stderr
-
-
-def run_to_the_end(model: pathlib.Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sglang.cli", "serve", "--model-path", str(model), "--port", "0", *flags],
-        capture_output=True,
-        text=True,
-        timeout=HANG_GUARD_S,
-        env=child_environment(OMP_NUM_THREADS="1"),
-    )

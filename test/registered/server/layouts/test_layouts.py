@@ -49,8 +49,9 @@ def expected(model: pathlib.Path) -> list[list[int]]:
 def test_a_layout_serves_what_one_rank_serves(
     model: pathlib.Path, expected: list[list[int]], flags: list[str], ranks: int, replicas: int
 ) -> None:
-    """A token count that was not rounded to the width on one of the paths, or a padding row that reached an
-    answer, shows with odd prompts; alone, an attention-DP replica is idle beside each of them.
+    """Odd prompts show a count that is not padded to the width, or a padding row that reaches an answer.
+
+    When one runs alone, the other attention-DP replica is idle beside it.
     """
     with running_server(model, *SMALL, *flags) as server:
         assert len(server.rank_pids()) == ranks
@@ -66,8 +67,9 @@ def test_a_layout_serves_what_one_rank_serves(
 
 
 def test_replicas_do_not_wait_for_each_other(model: pathlib.Path) -> None:
-    """One replica runs dry long before the other; each request must still end, again and again. Both meet at
-    ports of their own, and a second server beside them needs none.
+    """One replica has no work long before the other; each request must still end, again and again.
+
+    Each replica meets at a port of its own; a second server beside them needs none.
     """
     lengths = [3, 60, 7, 45, 12, 30, 21]
     node = ("--nnodes", "1", "--node-rank", "0", "--dist-init-addr")

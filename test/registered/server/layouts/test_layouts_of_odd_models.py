@@ -1,5 +1,7 @@
-"""Two ranks serve models whose files invite a rank to read the wrong part: a vocabulary that does not divide,
-a head with more rows than the tokenizer knows, and one model in two kinds of file.
+"""Two ranks serve models of which a rank could easily read the wrong part.
+
+A vocabulary that does not divide, a head with more rows than the tokenizer knows, one model in two kinds of
+file.
 """
 
 from sglang.test.ci.ci_register import register_cpu_ci
@@ -123,9 +125,7 @@ def greedy_and_chat(server: RunningServer) -> tuple[list[int], str, int]:
 def test_a_folder_and_a_gguf_file_of_one_model_answer_alike_on_one_and_on_two_ranks(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Nine heads and three of keys: where every rank read the first part of a tensor, two ranks would differ
-    from one without any error.
-    """
+    """Nine query and three key heads: a rank that read the wrong part would answer wrongly."""
     folder = write_tiny_model(tmp_path / "model", num_heads=9, num_kv_heads=3, dtype="float16")
     file = write_tiny_gguf(folder, tmp_path / "model.gguf", quantization="F16")
     answers = []

@@ -1,9 +1,4 @@
-"""Replicas behind one server: spread, stated by the caller, independent of each other, and shown as they
-stand.
-
-Cases O02 (a stated rank runs there on every route), O05 (a replica that runs dry holds nobody up) and O09 (an
-idle replica joins every step).
-"""
+"""Replicas behind one server: requests are spread or stated, replicas are independent, and all are shown."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -154,7 +149,7 @@ def test_the_samples_of_a_prompt_share_a_replica_and_the_answer_is_the_same_on_b
     assert len({tuple(answer["output_ids"]) for answer in first + second}) == 1
 
 
-# nobody waits for the other
+# replicas do not wait for each other
 
 
 def test_requests_of_unequal_length_all_finish_again_and_again(server: RunningServer) -> None:
@@ -177,7 +172,7 @@ def test_requests_of_unequal_length_all_finish_again_and_again(server: RunningSe
 # one works, the other idles
 
 
-def test_replicas_that_take_turns_join_each_others_steps(server: RunningServer) -> None:
+def test_replicas_that_work_by_turns_join_each_others_steps(server: RunningServer) -> None:
     """One request at a time: to one and the other, then all to one and all to the other."""
     attention = server.flags == ATTENTION_REPLICAS  # type: ignore[attr-defined]
     turns = [0, 1] * 50 + [0] * 50 + [1] * 50

@@ -1,4 +1,4 @@
-"""Many clients at once: seeds, health, ghosts that nobody reads any more, what a small pool cannot hold."""
+"""Many clients at once: seeds, health, clients that hang up, and what a small pool cannot hold."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -41,7 +41,7 @@ def wide(model: pathlib.Path) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def narrow(model: pathlib.Path) -> Iterator[RunningServer]:
-    """Two places, and prompts in pieces of 16."""
+    """Two running requests at most, and prompts in chunks of 16."""
     flags = ["--max-running-requests", "2", "--chunked-prefill-size", "16", "--max-total-tokens", "60000"]
     with running_server(model, "--dtype", "float32", *flags) as server:
         yield server
@@ -154,9 +154,10 @@ def test_health_answers_while_a_thousand_requests_are_in_flight(wide: RunningSer
     wait_until(lambda: is_idle(wide), lambda: str(state(wide)))
 
 
-# ghosts
+# clients that hang up
 
-GHOSTS: list[tuple[str, dict[str, Any]]] = [
+#: Requests whose client does not wait for the answer.
+LEFT_ALONE: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"text": "a", "sampling_params": ENDLESS, "stream": True}),
     ("/generate", {"text": "a", "sampling_params": ENDLESS}),
     ("/generate", {"text": "a", "sampling_params": {**ENDLESS, "n": 3}}),
@@ -170,10 +171,14 @@ GHOSTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("ghost", GHOSTS, ids=[f"{path}-{n}" for n, (path, _) in enumerate(GHOSTS)])
-def test_a_running_ghost_gives_its_place_up(narrow: RunningServer, ghost: tuple[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    "request_left", LEFT_ALONE, ids=[f"{path}-{n}" for n, (path, _) in enumerate(LEFT_ALONE)]
+)
+def test_a_running_request_whose_client_hung_up_ends(
+    narrow: RunningServer, request_left: tuple[str, dict[str, Any]]
+) -> None:
     before = counters(narrow)["num_generated_tokens"]
-    with client_of(narrow, *ghost):
+    with client_of(narrow, *request_left):
         wait_until(lambda: state(narrow)["num_running_reqs"] > 0, lambda: str(state(narrow)))
     assert narrow.generate(text="next", sampling_params=SHORT).status_code == 200
     wait_until(lambda: is_idle(narrow), lambda: str(state(narrow)))
@@ -181,7 +186,7 @@ def test_a_running_ghost_gives_its_place_up(narrow: RunningServer, ghost: tuple[
     assert made < ENDLESS["max_new_tokens"], "it ran to its end"
 
 
-def test_a_waiting_ghost_leaves_the_queue_and_the_running_ones_go_on(narrow: RunningServer) -> None:
+def test_a_waiting_request_whose_client_hung_up_leaves_the_queue(narrow: RunningServer) -> None:
     keep = {"text": "keep", "sampling_params": ENDLESS, "stream": True}
     with (
         client_of(narrow, "/generate", {**keep, "rid": "k1"}),
@@ -189,7 +194,7 @@ def test_a_waiting_ghost_leaves_the_queue_and_the_running_ones_go_on(narrow: Run
     ):
         wait_until(lambda: state(narrow)["num_running_reqs"] == 2, lambda: str(state(narrow)))
         with contextlib.ExitStack() as stack:
-            for path, body in GHOSTS:
+            for path, body in LEFT_ALONE:
                 stack.enter_context(client_of(narrow, path, body))
             wait_until(lambda: state(narrow)["num_queue_reqs"] == 13, lambda: str(state(narrow)))
         wait_until(lambda: state(narrow)["num_queue_reqs"] == 0, lambda: str(state(narrow)))
@@ -197,8 +202,8 @@ def test_a_waiting_ghost_leaves_the_queue_and_the_running_ones_go_on(narrow: Run
     wait_until(lambda: is_idle(narrow), lambda: str(state(narrow)))
 
 
-def test_a_ghost_in_the_middle_of_its_prompt_leaves(narrow: RunningServer) -> None:
-    """Twenty thousand tokens in pieces of sixteen are still being read when the client goes."""
+def test_a_request_in_its_prompt_whose_client_hung_up_leaves(narrow: RunningServer) -> None:
+    """Twenty thousand tokens in chunks of sixteen are still being computed when the client goes."""
     long_prompt = {"input_ids": [5 + i % 400 for i in range(20_000)], "sampling_params": SHORT}
     before = counters(narrow)["forward_ct_prefill"]
     with client_of(narrow, "/generate", long_prompt):

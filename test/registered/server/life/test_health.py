@@ -1,4 +1,4 @@
-"""Health tells the truth: before the self-test, while a loop stands still, and who may ask what."""
+"""What `/health` says before the self-test and while a loop is stuck, and which keys open which routes."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -42,7 +42,7 @@ def test_health_is_503_until_the_self_test_has_passed(model: pathlib.Path) -> No
 
 
 def test_a_starting_server_refuses_work_with_retry_after(model: pathlib.Path) -> None:
-    """The rank is held before it is ready; the port answers meanwhile."""
+    """The rank is stopped before it is ready; the port answers meanwhile."""
     with running_server(model, rank_module=FAKE_STOPPED_RANK, wait=False) as server:
         wait_until(lambda: server.rank_pids())
         (rank,) = server.rank_pids()

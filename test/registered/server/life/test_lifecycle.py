@@ -11,19 +11,19 @@ import os
 import pathlib
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
-from typing import Any
 
-import httpx
 import pytest
 
-from sglang.srt.environ import child_environment
 from sglang.test.fakes.fake_rank import EXIT_PROMPT, HANG_PROMPT, RAISE_PROMPT
 from sglang.test.ports import port_is_free
-from sglang.test.server.server_fixture import RunningServer, process_is_gone, running_server
+from sglang.test.server.server_fixture import (
+    RunningServer,
+    StreamingClient,
+    process_is_gone,
+    running_server,
+    serve_to_the_end,
+)
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 
@@ -38,32 +38,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=32_768)
 
 
-class Stream(threading.Thread):
-    """One streaming client; `lines` are its events, `error` is what broke it."""
-
-    def __init__(self, server: RunningServer, **body: Any) -> None:
-        super().__init__(daemon=True)
-        self.lines: list[str] = []
-        self.error: Exception | None = None
-        self.status = 0
-        self._url = server.url + "/generate"
-        self._body = {"text": "hello", "stream": True, **body}
-        self.start()
-
-    def run(self) -> None:
-        try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=HANG_GUARD_S) as response:
-                self.status = response.status_code
-                for line in response.iter_lines():
-                    if line:
-                        self.lines.append(line)
-        except httpx.HTTPError as error:
-            self.error = error
-
-    def wait_for_first_event(self) -> None:
-        wait_until(lambda: self.lines or self.error)
-
-
 def assert_nothing_is_left(server: RunningServer, ranks: list[int]) -> None:
     wait_until(lambda: all(map(process_is_gone, ranks)))
     wait_until(lambda: server.leftovers() == [], lambda: str(server.leftovers()))
@@ -73,8 +47,8 @@ def assert_nothing_is_left(server: RunningServer, ranks: list[int]) -> None:
 def test_killing_the_rank_ends_the_server_with_its_cause(model: pathlib.Path) -> None:
     with running_server(model, fake=True) as server:
         ranks = server.rank_pids()
-        stream = Stream(server, sampling_params=ENDLESS)
-        stream.wait_for_first_event()
+        stream = StreamingClient(server, text="hello", sampling_params=ENDLESS)
+        stream.wait_for_events()
         os.kill(ranks[0], signal.SIGKILL)
         assert server.wait_exit() == 1
         stream.join(HANG_GUARD_S)
@@ -97,7 +71,7 @@ def test_killing_the_main_process_takes_the_ranks_along(model: pathlib.Path) -> 
 def test_the_real_rank_leaves_with_a_killed_main_process_too(model: pathlib.Path) -> None:
     with running_server(model, "--max-total-tokens", "40000") as server:
         ranks = server.rank_pids()
-        Stream(server, sampling_params=ENDLESS).wait_for_first_event()
+        StreamingClient(server, text="hello", sampling_params=ENDLESS).wait_for_events()
         server.signal(signal.SIGKILL)
         server.wait_exit()
         assert_nothing_is_left(server, ranks)
@@ -137,9 +111,9 @@ def test_a_stuck_rank_is_ended_by_the_watchdog_with_its_stacks(model: pathlib.Pa
 def test_sigterm_lets_streams_finish_and_takes_nothing_new(model: pathlib.Path) -> None:
     with running_server(model, fake=True) as server:
         ranks = server.rank_pids()
-        streams = [Stream(server, sampling_params=LONG) for _ in range(10)]
+        streams = [StreamingClient(server, text="hello", sampling_params=LONG) for _ in range(10)]
         for stream in streams:
-            stream.wait_for_first_event()
+            stream.wait_for_events()
         # Held, so that no stream can be over before the test has looked.
         os.kill(ranks[0], signal.SIGSTOP)
         server.signal(signal.SIGTERM)
@@ -163,7 +137,7 @@ def test_sigterm_lets_streams_finish_and_takes_nothing_new(model: pathlib.Path) 
 def test_a_second_sigterm_ends_at_once(model: pathlib.Path) -> None:
     with running_server(model, fake=True) as server:
         ranks = server.rank_pids()
-        Stream(server, sampling_params=ENDLESS).wait_for_first_event()
+        StreamingClient(server, text="hello", sampling_params=ENDLESS).wait_for_events()
         server.signal(signal.SIGTERM)
         wait_until(lambda: server.client.get("/health").status_code == 503)
         server.signal(signal.SIGTERM)
@@ -174,7 +148,7 @@ def test_a_second_sigterm_ends_at_once(model: pathlib.Path) -> None:
 def test_the_force_variable_skips_the_drain(model: pathlib.Path) -> None:
     with running_server(model, fake=True, SGLANG_FORCE_SHUTDOWN="1") as server:
         ranks = server.rank_pids()
-        Stream(server, sampling_params=ENDLESS).wait_for_first_event()
+        StreamingClient(server, text="hello", sampling_params=ENDLESS).wait_for_events()
         server.signal(signal.SIGTERM)
         assert server.wait_exit() == 0
         assert_nothing_is_left(server, ranks)
@@ -198,7 +172,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(model: pathlib.Path) ->
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = run_to_the_end("--model-path", str(model), "--port", str(port))
+        done = serve_to_the_end("--model-path", str(model), "--port", str(port))
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "server_args=" not in done.stderr
@@ -216,7 +190,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(model: pathlib.Path) ->
 def test_a_wrong_command_line_ends_with_a_sentence(
     model: pathlib.Path, flags: list[str], code: int, text: str
 ) -> None:
-    done = run_to_the_end("--model-path", str(model), *flags)
+    done = serve_to_the_end("--model-path", str(model), *flags)
     assert (done.returncode in (1, 2)) if code == 1 else done.returncode == code, done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr
@@ -256,16 +230,6 @@ def test_the_next_start_sweeps_what_a_killed_family_left(model: pathlib.Path) ->
             with running_server(model, fake=True, folder=folder) as second:
                 assert len(second.leftovers()) == 2, "a folder in use was swept"
                 assert other[0] in second.leftovers()
-
-
-def run_to_the_end(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sglang.cli", "serve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=HANG_GUARD_S,
-        env=child_environment(OMP_NUM_THREADS="1"),
-    )
 
 
 def test_sigterm_during_the_start_ends_it_cleanly(model: pathlib.Path) -> None:

@@ -1,6 +1,4 @@
-"""Many short requests, sixteen at a time, with aborts and hang-ups in between: nothing is lost, on one rank
-or on several.
-"""
+"""Many short requests, sixteen at a time, with aborts and hang-ups in between: nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A start never ends or hangs without a word: early signals, a rank that dies at once, a door that breaks."""
+"""A start never ends or hangs without a logged reason: early signals, early deaths, a broken HTTP side."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -20,7 +20,7 @@ from sglang.test.server.server_fixture import READY_LINE, RunningServer, process
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
 
-#: The server over fake ranks, with one of its moments bent by `{bend}`.
+#: The server over fake ranks, with one of its functions replaced by `{bend}`.
 SCRIPT = """
 import os, signal, sys, time
 from sglang.srt.entrypoints import engine_core, server_main
@@ -74,7 +74,7 @@ def bent_start(
 
 
 def test_a_port_that_the_system_chose_is_shown(model: pathlib.Path) -> None:
-    """`/server_info` said 0, which nobody can connect to."""
+    """`/server_info` must not show 0, to which no client can connect."""
     with running_server(model, "--port", "0", fake=True) as server:
         found = re.search(r"curl http://127\.0\.0\.1:(\d+)/", server.log())
         assert found is not None, server.log()
@@ -166,7 +166,7 @@ engine_core.RankProcesses = bent
 
 
 def test_weights_that_cannot_be_read_end_the_start_with_their_sentence_alone(tmp_path: pathlib.Path) -> None:
-    """The sentence stood between two tracebacks of the rank."""
+    """The sentence must not be hidden between tracebacks of the rank."""
     broken = write_tiny_model(tmp_path / "model")
     (weights,) = broken.glob("*.safetensors")
     weights.write_bytes(b"")
@@ -177,7 +177,7 @@ def test_weights_that_cannot_be_read_end_the_start_with_their_sentence_alone(tmp
 
 
 def test_a_signal_while_the_program_is_imported_ends_the_start_in_order(model: pathlib.Path) -> None:
-    """Ctrl-C in the first half second was a traceback out of some import."""
+    """Ctrl-C during the first imports must not be a traceback."""
     code = """
 import os, signal, sys
 class Early:
@@ -210,7 +210,7 @@ def answers(server: RunningServer) -> bool:
 
 @pytest.mark.parametrize("closed", ["2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-", "2>/dev/full"])
 def test_a_server_runs_though_its_standard_streams_are_closed(model: pathlib.Path, closed: str) -> None:
-    """It ended without a word, because there was nothing to say it on."""
+    """Output that cannot be written must not end it."""
     with running_server(
         model, fake=True, wait=False, wrapper=["bash", "-c", f'exec "$@" {closed}', "_"]
     ) as server:
@@ -235,7 +235,7 @@ def test_an_engine_runs_though_standard_error_is_closed(model: pathlib.Path, tmp
 
 
 def test_a_server_runs_though_its_working_folder_is_gone(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A library of torch's asked where it was, and ended the rank with a sentence about another library."""
+    """Importing torch asks for the working folder, and would end the rank with a misleading error."""
     gone = tmp_path / "gone"
     gone.mkdir()
     with running_server(
@@ -279,7 +279,7 @@ def test_a_wrong_runtime_folder_is_a_sentence(model: pathlib.Path, tmp_path: pat
 
 
 def test_the_rank_says_it_when_its_server_was_killed(model: pathlib.Path) -> None:
-    """Otherwise the log just ends, and nobody knows at which end to look."""
+    """Otherwise the log just ends, and does not show which process ended first."""
     with running_server(model, fake=True) as server:
         ranks = server.rank_pids()
         server.signal(signal.SIGKILL)

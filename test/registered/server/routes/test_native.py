@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sglang.test.server.openai_http import events
 from sglang.test.server.server_fixture import RunningServer, running_server
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S, wait_until
@@ -32,14 +33,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield server
 
 
-def events(server: RunningServer, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream; it must end with [DONE] and with nothing after it."""
-    response = server.generate(**{**body, "stream": True})
-    assert response.status_code == 200, response.text
+def stream(server: RunningServer, **body: Any) -> list[dict[str, Any]]:
+    """The events of a streamed answer that must succeed."""
+    response = server.generate(**body, stream=True)
     assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in response.text.split("\n") if line]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    return events(response)
 
 
 def state(server: RunningServer) -> dict[str, Any]:
@@ -54,7 +52,7 @@ def is_idle(server: RunningServer) -> bool:
 
 def test_a_stream_is_the_whole_answer_in_pieces(server: RunningServer) -> None:
     whole = server.generate(text="hello world", sampling_params=GREEDY).json()
-    pieces = events(server, text="hello world", sampling_params=GREEDY)
+    pieces = stream(server, text="hello world", sampling_params=GREEDY)
     assert pieces[-1]["text"] == whole["text"]
     assert pieces[-1]["output_ids"] == whole["output_ids"]
     assert [p["meta_info"]["finish_reason"] for p in pieces[:-1]] == [None] * (len(pieces) - 1)
@@ -74,7 +72,7 @@ def test_a_batch_answers_in_order_and_counts_each_prompt(server: RunningServer) 
     answer = server.generate(text=["one", "two two two"], sampling_params=GREEDY, rid="batch").json()
     assert [item["meta_info"]["id"] for item in answer] == ["batch_0", "batch_1"]
     assert answer[0]["meta_info"]["prompt_tokens"] < answer[1]["meta_info"]["prompt_tokens"]
-    indexed = events(server, text=["one", "two two two"], sampling_params=GREEDY)
+    indexed = stream(server, text=["one", "two two two"], sampling_params=GREEDY)
     last = {item["index"]: item["output_ids"] for item in indexed}
     assert last == {i: item["output_ids"] for i, item in enumerate(answer)}
 
@@ -103,14 +101,14 @@ def test_no_piece_of_a_stop_string_is_sent_and_a_near_miss_is(server: RunningSer
     stop = whole[middle : middle + 4]
     cut = whole[: whole.find(stop)]
     params = {**GREEDY, "max_new_tokens": 48, "stop": [stop, "never-" + stop]}
-    pieces = events(server, text="abc", sampling_params=params)
+    pieces = stream(server, text="abc", sampling_params=params)
     assert pieces[-1]["text"] == cut == server.generate(text="abc", sampling_params=params).json()["text"]
     assert all(cut.startswith(piece["text"]) for piece in pieces)
     assert pieces[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
     kept = server.generate(text="abc", sampling_params={**params, "no_stop_trim": True}).json()["text"]
     assert kept.startswith(cut + stop)
     near_miss = {**GREEDY, "max_new_tokens": 48, "stop": [stop + "\x00never"]}
-    assert events(server, text="abc", sampling_params=near_miss)[-1]["text"] == whole
+    assert stream(server, text="abc", sampling_params=near_miss)[-1]["text"] == whole
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=30, suite="server-cpu")
 
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from sglang.test.fakes.fake_model import END, byte_pieces, write_fake_model
+from sglang.test.server.openai_http import events
 from sglang.test.server.server_fixture import RunningServer, running_server
 
 #: Over 4, 2 and 3 tokens: an emoji, a Czech and a Thai letter; no byte stands in it twice.
@@ -50,7 +50,7 @@ def server(folder: pathlib.Path) -> Iterator[RunningServer]:
 
 
 class Answer:
-    """What a client holds in the end: the text, the pieces it came in, the ids, the logprob tokens."""
+    """What a client has received: the text, the pieces it came in, the ids, the logprob tokens."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -91,7 +91,7 @@ def ask(server: RunningServer, route: str, prompt: str, *, stream: bool, **param
     response = server.client.post(path, json=body)
     assert response.status_code == 200, response.text
     answer = Answer()
-    for chunk in sse(response.text) if stream else [response.json()]:
+    for chunk in events(response) if stream else [response.json()]:
         if chunk.get("usage"):
             answer.completion_tokens = chunk["usage"]["completion_tokens"]
         for choice in chunk["choices"]:
@@ -116,7 +116,7 @@ def ask_native(server: RunningServer, prompt: str, *, stream: bool, **params: An
     response = server.generate(text=prompt, sampling_params=sampling, stream=stream, return_logprob=True)
     assert response.status_code == 200, response.text
     answer = Answer()
-    for item in sse(response.text) if stream else [response.json()]:
+    for item in events(response) if stream else [response.json()]:
         assert item["text"].startswith(answer.text), "a cumulative text took something back"
         answer.pieces.append(item["text"][len(answer.text) :])
         answer.ids = item["output_ids"]
@@ -125,12 +125,6 @@ def ask_native(server: RunningServer, prompt: str, *, stream: bool, **params: An
         answer.logprobs = item["meta_info"]["output_token_logprobs"]
         answer.completion_tokens = item["meta_info"]["completion_tokens"]
     return answer
-
-
-def sse(text: str) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in text.split("\n") if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -232,10 +226,10 @@ def test_incremental_events_join_to_the_whole_answer(folder: pathlib.Path, serve
     whole = server.generate(**body).json()
     with running_server(folder, *flags) as incremental:
         response = incremental.generate(**body, stream=True)
-        events = sse(response.text)
-        assert {"text", "output_ids"} <= set(events[0])
+        items = events(response)
+        assert {"text", "output_ids"} <= set(items[0])
         for index, answer in enumerate(whole):
-            mine = [event for event in events if event["index"] == index]
+            mine = [event for event in items if event["index"] == index]
             assert mine  # their number is the pace of the server: a late one joins tokens
             assert "".join(event["text"] for event in mine) == answer["text"]
             assert [i for event in mine for i in event["output_ids"]] == answer["output_ids"]

@@ -1,6 +1,4 @@
-"""Models with a tokenizer that is not byte-level: exact texts through every route, and stop words that are
-special tokens.
-"""
+"""Tokenizers that are not byte-level: exact texts through every route, and special tokens as stop strings."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -1,3 +1,5 @@
+"""Greedy text of the real model is that of transformers, for twenty prompts in one batch."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=45, suite="server-cpu")
@@ -44,8 +46,11 @@ def answers():
 
 @torch.inference_mode()
 def test_64_greedy_tokens_on_20_prompts_are_those_of_the_reference(reference, answers):
-    """Each of our tokens is the reference's best one after the prompt and our tokens before it, which by
-    induction is its greedy text. The smallest lead of a best token shows that rounding decides nowhere."""
+    """Each of our tokens is the reference's best one after the prompt and our tokens before it.
+
+    By induction that is its greedy text. The smallest lead of a best token shows that rounding decides
+    nowhere.
+    """
     smallest_lead = float("inf")
     for prompt, made in answers:
         logits = reference(torch.tensor([prompt + made[:-1]])).logits[0, len(prompt) - 1 :]

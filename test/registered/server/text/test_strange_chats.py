@@ -1,4 +1,4 @@
-"""A file whose metadata name the wrong end and whose template walks parts, served for real."""
+"""A real server of a file whose metadata name the wrong end token and whose template takes message parts."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

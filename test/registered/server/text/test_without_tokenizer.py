@@ -1,4 +1,4 @@
-"""A server with --skip-tokenizer-init and a key: ids in, ids out, and every other wish refused in words."""
+"""A server with `--skip-tokenizer-init` and a key: ids in, ids out, all else is refused with a reason."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -1,3 +1,5 @@
+"""Every check script is a hook, has a test and is documented; versions are pinned alike everywhere."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=1, suite="unit-cpu")

@@ -1,4 +1,4 @@
-"""What a lane finds does not depend on who started it, and not on chance."""
+"""What a lane finds depends neither on how it was started nor on chance."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -25,8 +25,9 @@ print("goes on")
 
 @pytest.mark.parametrize(("conftest", "ignored"), [("with", "0 0"), ("without", "1 1")])
 def test_servers_hear_signals_also_where_the_run_ignores_them(conftest: str, ignored: str) -> None:
-    """A lane in the background, or under `nohup`: a test that ends a server by such a signal would wait for
-    ever. A hang-up still does not end the run itself.
+    """In the background or under `nohup`, a test that ends a server by such a signal would wait for ever.
+
+    A hang-up still does not end the run itself.
     """
     in_the_background = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh"]
     done = subprocess.run(

@@ -1,3 +1,5 @@
+"""What the pages say is so: worked layouts, floor members, and every path they name."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="unit-cpu")

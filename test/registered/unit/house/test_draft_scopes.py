@@ -1,3 +1,5 @@
+"""The check that a draft's tensor scope states who owns the attention refuses every other spelling."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="unit-cpu")

@@ -1,3 +1,5 @@
+"""The check of sizes refuses what is too long, and exceptions that are not needed."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="unit-cpu")

@@ -1,3 +1,5 @@
+"""The check that business code asks `get_parallel()` refuses every other spelling."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="unit-cpu")

@@ -1,3 +1,5 @@
+"""The runner of the lanes: which files belong to a lane, and what a run returns."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="unit-cpu")

@@ -1,3 +1,5 @@
+"""The check that no test sleeps refuses every spelling of a sleep."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="unit-cpu")
@@ -23,9 +25,7 @@ def test_no_test_of_this_tree_sleeps():
     ],
 )
 def test_a_sleep_is_refused_in_every_tree(plant, tree, text):
-    """The message that is awaited may come before the one that the sleep was for, and the test fails now and
-    then on another machine.
-    """
+    """A time that is long enough on one machine is too short on another, and the test fails now and then."""
     plant(f"{tree}/test_thing.py", text)
     (offender,) = check.find_offenders(plant.root)
     assert offender.startswith(f"{tree}/test_thing.py:") and "sglang.test.waiting" in offender

@@ -1,3 +1,5 @@
+"""The check of torch-free modules refuses a module that imports torch."""
+
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=15, suite="unit-cpu")

@@ -1,6 +1,4 @@
-"""Work is done once and together: forwards and rows are counted, so that serial batches or redone prefixes
-cannot pass.
-"""
+"""Work is done once and together: forwards and rows are counted, so no prefix is computed twice."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -1,6 +1,4 @@
-"""The loop and its control messages: flush, counters, rest, heartbeat, shutdown, and errors that end the
-rank.
-"""
+"""The loop and its control messages: flush, counters, rest, heartbeat, shutdown, and errors that end it."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

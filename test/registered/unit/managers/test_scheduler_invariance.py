@@ -1,6 +1,4 @@
-"""The same tokens whatever path is taken: cached or not, in chunks, in pages, alone or beside others,
-pushed back or not.
-"""
+"""The same tokens on every path: cached or not, in chunks, in pages, alone or batched, retracted or not."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -24,9 +24,7 @@ SMALL = [1, 2, 3]
 def test_a_prompt_the_pool_can_never_hold_is_refused_with_both_numbers(
     new_scheduler: New, page_size: int
 ) -> None:
-    """Longer than the pool, shorter than the context: it must neither wait for ever nor block those behind
-    it.
-    """
+    """Longer than the pool, shorter than the context: it must not wait for ever or block the others."""
     scheduler = new_scheduler(pool_tokens=256, page_size=page_size, context_len=1024)
     got = run(scheduler, make_request("big", [5] * 300, 8), make_request("small", SMALL, 4))
     reason = got["big"].finish_reason

@@ -1,6 +1,4 @@
-"""Log-probabilities: one per token, after the true prefix, whatever the cache, the chunks and the
-neighbours were.
-"""
+"""Log-probabilities: one per token, after the true prefix, whatever the cache, the chunks and the batch."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -1,6 +1,4 @@
-"""Random traffic: whatever comes, every request gets its own right answer once, and the books add up after
-every step.
-"""
+"""Random traffic: every request gets its own right answer once, and the sums hold after every step."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -1,6 +1,4 @@
-"""A pool that runs dry: requests are pushed back and go on later without a gap, nobody starves, the last
-one ends with `length`.
-"""
+"""A full pool: requests are retracted and go on later without a gap, none starves, the last ends early."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -85,9 +83,7 @@ def test_a_retracted_request_finds_what_is_left_of_its_tokens_in_the_cache(new_s
 def test_a_request_that_fills_the_pool_alone_ends_with_length(
     new_scheduler: New, page_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Pool 256, prompt 200, 200 new tokens wanted: it runs until the pool is full; a small one behind it is
-    served.
-    """
+    """Pool 256, prompt 200, 200 new tokens: it runs until the pool is full, and the next one is served."""
     scheduler = new_scheduler(pool_tokens=256, page_size=page_size)
     prompt = [(7 * i) % 900 for i in range(200)]
     got = run(scheduler, make_request("big", prompt, 200), make_request("small", [1, 2, 3], 4))

@@ -1,6 +1,4 @@
-"""The scheduler over a real (tiny, random) model in fp32: the same text and log-probabilities whatever path
-is taken.
-"""
+"""The scheduler over a tiny random model in fp32: the same text and log-probabilities on every path."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -114,8 +112,10 @@ def test_the_first_prompt_entry_is_none_and_the_chosen_token_is_among_the_best(m
 def test_a_prompt_that_is_not_finite_leaves_nothing_of_it_to_others(
     make: Make, chunk: int, new_tokens: int
 ) -> None:
-    """Nothing is drawn from such a part, so nobody sees its logits; and through the sum over masked tokens
-    its NaN reach the rows before the bad token, which a neighbour shares.
+    """No token is drawn from such a part, so its logits are not seen.
+
+    Through the sum over masked tokens its NaN reach the rows before the bad token, which another request
+    shares.
     """
     scheduler = make(chunked_prefill_size=chunk)
     healthy = make_request("healthy", [*BASE[:25], 7, 8], 4, ignore_eos=True)

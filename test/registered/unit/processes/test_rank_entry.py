@@ -1,5 +1,4 @@
-"""The entry of a rank: what is in force before any part is built, and parts that refuse to be built
-without it."""
+"""The entry of a rank: what is in force before any part is built; parts refuse to be built without it."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

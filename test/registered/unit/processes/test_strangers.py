@@ -47,9 +47,7 @@ LAST = io_struct.FlushCacheReqOutput(call_id=8, success=True)
 
 @contextlib.contextmanager
 def pestered(address: str) -> Iterator[None]:
-    """Raw bytes and undecodable messages at a tcp address, connections that say nothing, and `LAST` on the
-    connection of the messages.
-    """
+    """Send raw bytes, undecodable messages and silent connections to a tcp address, then `LAST`."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     with contextlib.ExitStack() as stack, zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         for raw in (*RAW, b""):

@@ -1,4 +1,4 @@
-"""What attention-DP replicas agree on once a step, seen from one of them; the others are written down."""
+"""What attention-DP replicas agree on once a step, seen from one of them; the others are given."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -1,6 +1,4 @@
-"""The ranks that hold the same requests: one inbox, one clock, one draw. A leader's run is recorded and a
-peer, in the same process, lives through it.
-"""
+"""Ranks that hold the same requests have one inbox, one clock, one draw: a peer replays a leader's run."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

@@ -72,9 +72,7 @@ def test_a_shared_slot_outside_the_cache_is_found(new_scheduler: New) -> None:
 
 
 def test_the_fake_worker_notices_a_wrong_slot(new_scheduler: New) -> None:
-    """The other guard of these tests: a row that reads a neighbour's slot gives other tokens or an
-    assertion.
-    """
+    """The other guard of these tests: reading a neighbour's slot gives other tokens or an assertion."""
     scheduler = new_scheduler()
     scheduler.channel.inbox.extend(make_request(f"r{i}", [i, *PROMPT], 20) for i in range(2))
     scheduler.step()

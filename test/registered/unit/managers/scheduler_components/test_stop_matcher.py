@@ -1,6 +1,4 @@
-"""When a request ends by itself: the order of the checks, stop strings over token borders, end ids,
-lengths.
-"""
+"""When a request ends by itself: order of the checks, stop strings over several tokens, end ids, lengths."""
 
 from sglang.test.ci.ci_register import register_cpu_ci
 

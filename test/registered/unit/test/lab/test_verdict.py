@@ -1,5 +1,6 @@
-"""The layout lab's verdict without any rank: a report that is right passes, and each thing that may be wrong
-with one is found and named. A check that never fires would let every layout through.
+"""The layout lab's verdict without any rank: a right report passes, and each mistake in one is named.
+
+A check that never fires would let every layout pass.
 """
 
 from sglang.test.ci.ci_register import register_cpu_ci

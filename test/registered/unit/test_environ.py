@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from sglang.srt.entrypoints.engine_core import resolve_at_the_door
+from sglang.srt.entrypoints.engine_core import resolve_and_check
 from sglang.srt.environ import Envs, envs
 from sglang.srt.server_args import ServerArgs
 
@@ -77,7 +77,7 @@ def test_a_variable_of_another_library_is_that_librarys_to_judge(monkeypatch):
 def test_the_doors_ask(monkeypatch):
     monkeypatch.setenv("SGLANG_FORCE_SHUTDOWN", "maybe")
     with pytest.raises(ValueError, match="SGLANG_FORCE_SHUTDOWN"):
-        resolve_at_the_door(ServerArgs(model_path="none"))
+        resolve_and_check(ServerArgs(model_path="none"))
 
 
 def test_an_idle_connection_outlives_the_patience_of_proxies():

@@ -16,11 +16,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
+from sglang.srt.entrypoints.engine_core import EngineCore, resolve_and_check
 from sglang.srt.entrypoints.http.information import model_information, server_information
 from sglang.srt.entrypoints.native.generate_fields import parse_generate
 from sglang.srt.entrypoints.process_start import fill_closed_streams
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.messages.control import Report
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import SamplingMapping
 from sglang.srt.messages.generate_output import NativeAnswer
@@ -56,7 +57,7 @@ class Engine:
             raise ValueError(f"server_args stands alone; also given: {', '.join(sorted(settings))}")
         fill_closed_streams(log_to_output=False)
         configure_logging(record.log_level, logger_name="sglang")
-        resolve_at_the_door(record)
+        resolve_and_check(record)
         if record.node_rank > 0:
             raise ValueError(
                 f"node_rank={record.node_rank}: an Engine stands on machine 0; run `sglang serve` with the "
@@ -144,17 +145,17 @@ class Engine:
         """Drop the prefix cache; False when requests are running."""
         return self._runtime.run(self.tokenizer_manager.flush_cache(timeout_s)).success
 
-    def get_server_info(self) -> dict[str, Any]:
+    def get_server_info(self) -> dict[str, object]:
         """Resolved configuration without secrets, and the counters of the schedulers."""
         return self._runtime.run(
             server_information(self._runtime.core, self.tokenizer_manager, self.server_args)
         )
 
-    def placement(self) -> dict[str, list[dict[str, Any]]]:
+    def placement(self) -> dict[str, list[Report]]:
         """The answer of `/placement`: every rank, every parallel name, its value and the layer it is from."""
         return self._runtime.run(self.tokenizer_manager.get_placement())
 
-    def get_model_info(self) -> dict[str, Any]:
+    def get_model_info(self) -> dict[str, object]:
         """The answer of `/model_info`."""
         return model_information(self.tokenizer_manager, self.server_args)
 
@@ -180,7 +181,7 @@ class _Runtime:
             self.stop()
             raise
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, object, T]) -> T:
         """Do `work` on the engine's loop and wait for it, from any other thread."""
         why = self._why_unusable()
         if threading.current_thread() is self._thread:
@@ -198,7 +199,7 @@ class _Runtime:
             future.cancel()
             raise
 
-    async def run_async(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_async(self, work: Coroutine[object, object, T]) -> T:
         """The same without blocking the caller's event loop; cancelling the caller cancels the work."""
         if why := self._why_unusable():
             work.close()

@@ -11,7 +11,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from sglang.srt.arg_groups.hooks.pipeline import resolve
 from sglang.srt.arg_groups.public_values import short_description
@@ -20,6 +19,7 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.channel import Channel
+from sglang.srt.messages.control import Report
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.processes.model_files import published_model_config, published_tokenizer
 from sglang.srt.processes.rank_layout import (
@@ -48,7 +48,7 @@ _SELF_TEST_TOKENS = 8
 LIMITS = ("max_total_num_tokens", "context_len", "vocab_size")
 
 
-def resolve_at_the_door(record: ServerArgs) -> None:
+def resolve_and_check(record: ServerArgs) -> None:
     """Decide every open field and refuse what is not served, before anything is started (`ValueError`)."""
     envs.check()
     resolve(record)
@@ -69,9 +69,9 @@ class EngineCore:
         logger.info("server_args=%s", short_description(record))
         self.started_at = time.monotonic()
         self.manager: TokenizerManager | None = None
-        self.rank_infos: list[dict[str, Any]] = []
+        self.rank_infos: list[Report] = []
         #: Fields that were decided after resolution, by name: what `/server_info` shows in place of the flag.
-        self.decided: dict[str, Any] = {}
+        self.decided: dict[str, object] = {}
         self._cause: str | None = None
         self._on_death: Callable[[str], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -111,7 +111,7 @@ class EngineCore:
         )
 
     async def connect(self) -> TokenizerManager:
-        """Wait until all ranks are ready, then take up requests on this event loop."""
+        """Wait until all ranks are ready, then accept requests on this event loop."""
         self._loop = asyncio.get_running_loop()
         model_config = published_model_config()
         # The tokenizer is read while the ranks read their weights.
@@ -143,7 +143,7 @@ class EngineCore:
             self._declare_dead(self._cause)
         return self.manager
 
-    def note_decision(self, source: str, **leaves: Any) -> None:
+    def note_decision(self, source: str, **leaves: object) -> None:
         """Publish what the running engine decided for these fields; `source` names who did."""
         get_context().override(source, **leaves)
         self.decided |= leaves
@@ -226,7 +226,7 @@ class EngineCore:
             self._channel.send(io_struct.ShutdownReq())
 
     def stop_ranks(self) -> None:
-        """Wait for the ranks, on any thread; an engine that never connected has only these and the folder."""
+        """Wait for the ranks to end, on any thread; an engine that never connected is closed then."""
         will_end = self._channel is not None and not self._cause
         self.ranks.stop(grace_s=STOP_GRACE_S if will_end else 0.0)
         self._close_port()
@@ -246,7 +246,7 @@ class EngineCore:
         self.folder.remove()
 
 
-def smallest_limits(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def smallest_limits(infos: Sequence[Report]) -> Report:
     """What every rank can take: a request may land on any of them."""
     smallest = dict(infos[0])
     for info in infos[1:]:
@@ -265,12 +265,12 @@ def _self_test_prompt(manager: TokenizerManager) -> list[int]:
         return [0]
 
 
-def decisions_of_ranks(infos: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def decisions_of_ranks(infos: Sequence[Report]) -> dict[str, Report]:
     """Source -> the fields that ranks replaced after publish.
 
     Where ranks differ the smallest value counts, as for the limits: a request may land on any of them.
     """
-    decided: dict[str, dict[str, Any]] = {}
+    decided: dict[str, Report] = {}
     for info in infos:
         last = {(entry["source"], entry["name"]): entry["after"] for entry in info.get("overrides", ())}
         for (source, name), value in last.items():

@@ -48,7 +48,7 @@ def build_app(status: ServerStatus, policy: AccessPolicy) -> FastAPI:
     add_routes(app, build_control_router(status))
     add_routes(app, build_native_router(status, incremental=serving.incremental_streaming_output))
     _add_error_handlers(app)
-    # The last one added is the outermost: CORS answers preflights and marks refusals too.
+    # The last one added is the outermost: CORS answers preflights, and sets its headers on refusals too.
     app.add_middleware(BodyLimit)
     app.add_middleware(StartGate, why_closed=status.why_closed)
     app.add_middleware(AccessGate, policy=policy)
@@ -84,7 +84,7 @@ def add_routes(app: FastAPI, router: APIRouter) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Every error leaves in the same shape, and a malformed request is 400, never 422."""
+    """Every error has the same body, and a malformed request is 400, never 422."""
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

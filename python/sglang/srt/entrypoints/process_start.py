@@ -56,7 +56,7 @@ def signals_noted() -> Iterator[list[int]]:
 
     before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
     for number, action in before:
-        if action != signal.SIG_IGN:  # nohup has had its reason
+        if action != signal.SIG_IGN:  # the starter chose so: nohup
             signal.signal(number, note)
     try:
         yield noted

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sglang.srt.entrypoints.engine_core import EngineCore, resolve_at_the_door
+from sglang.srt.entrypoints.engine_core import EngineCore, resolve_and_check
 from sglang.srt.entrypoints.http.auth import AccessPolicy
 from sglang.srt.entrypoints.http.listen_socket import listen, url_of
 from sglang.srt.entrypoints.http.status import Phase, ServerStatus
@@ -49,7 +49,7 @@ def run_server(record: ServerArgs, *, rank_module: str | None = None, noted: lis
 
     `noted` holds the signals that came before, where the caller has begun to record them.
     """
-    # A crash in native code, and whoever asks with SIGUSR1, gets stacks instead of silence.
+    # A crash in native code prints the stacks of all threads, and so does SIGUSR1.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     allow_many_connections()
@@ -66,7 +66,7 @@ def run_server(record: ServerArgs, *, rank_module: str | None = None, noted: lis
 
 def _serve(record: ServerArgs, rank_module: str, noted: list[int]) -> int:
     leave_deleted_folder()
-    resolve_at_the_door(record)
+    resolve_and_check(record)
     if record.node_rank > 0:
         configure_logging(record.log_level)
         return run_node(record, noted, rank_module=rank_module)

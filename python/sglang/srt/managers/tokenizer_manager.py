@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, cast
+from typing import cast
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
@@ -28,6 +28,7 @@ from sglang.srt.messages.control import (
     GetInternalStateReqOutput,
     GetPlacementReq,
     GetPlacementReqOutput,
+    Report,
 )
 from sglang.srt.messages.errors import RequestRejected, refused
 from sglang.srt.messages.generate_input import GenerateReqInput
@@ -53,7 +54,7 @@ class TokenizerManager:
         model_config: ModelConfig,
         tokenizer: Tokenizer | None,
         channel: Channel,
-        rank_info: dict[str, Any],
+        rank_info: Report,
         on_broken: Callable[[str], None] | None = None,
     ) -> None:
         # Kept, not read anew: a second Engine in this process publishes its own.
@@ -110,7 +111,7 @@ class TokenizerManager:
 
     @property
     def num_open(self) -> int:
-        """Calls under way."""
+        """The number of calls under way."""
         return len(self._calls)
 
     async def generate_request(
@@ -237,12 +238,12 @@ class TokenizerManager:
                 return answer
             await asyncio.sleep(0.05)
 
-    async def get_internal_state(self) -> list[dict[str, Any]]:
+    async def get_internal_state(self) -> list[Report]:
         """The schedulers' counters, one entry per replica."""
         answers = await self._control.call(GetInternalStateReq, GetInternalStateReqOutput)
         return [answer.state for answer in answers]
 
-    async def get_placement(self) -> dict[str, list[dict[str, Any]]]:
+    async def get_placement(self) -> dict[str, list[Report]]:
         """The live parallel context of every rank, and what was written to it after publish."""
         answers = await self._control.call(GetPlacementReq, GetPlacementReqOutput)
         return merged_placement(answers)
@@ -278,7 +279,7 @@ class TokenizerManager:
         try:
             sample.take(output, self._detokenizer.process(output), dp_rank)
         except Exception as error:
-            # This answer is lost; the loop is everybody's.
+            # Only this answer is lost: the loop serves all requests.
             logger.exception("no text could be made of the tokens of %s", output.rid)
             sample.call.fail(_lost_answer(error))
             self._detokenizer.drop(output.rid)

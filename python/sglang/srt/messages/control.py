@@ -10,6 +10,9 @@ from typing import Any
 
 import msgspec
 
+#: What a rank, or one write to its context, reports of itself; plain values by name.
+Report = dict[str, Any]
+
 
 class FlushCacheReqInput(msgspec.Struct, kw_only=True, tag=True):
     """Drop the prefix cache; refused while requests run or wait."""
@@ -36,7 +39,7 @@ class GetInternalStateReqOutput(msgspec.Struct, kw_only=True, tag=True):
     """Counters of one scheduler, JSON-safe plain values (`internal_states` of /server_info)."""
 
     call_id: int
-    state: dict[str, Any]
+    state: Report
     dp_rank: int = 0
 
 
@@ -54,8 +57,8 @@ class GetPlacementReqOutput(msgspec.Struct, kw_only=True, tag=True):
     """
 
     call_id: int
-    ranks: list[dict[str, Any]]
-    overrides: list[dict[str, Any]]
+    ranks: list[Report]
+    overrides: list[Report]
     dp_rank: int = 0
 
 
@@ -81,7 +84,7 @@ class RankReady(msgspec.Struct, kw_only=True, tag=True):
     """
 
     world_rank: int
-    info: dict[str, Any]
+    info: Report
 
 
 class RankFailed(msgspec.Struct, kw_only=True, tag=True):

@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 import jinja2.ext
@@ -41,9 +41,9 @@ _COMPILE_FAULTS = (jinja2.TemplateError, MemoryError, RecursionError, SyntaxErro
 
 def render_chat(
     template: str,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, object]],
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, object]] | None = None,
     add_generation_prompt: bool = False,
     continue_final_message: bool = False,
     variables: Mapping[str, object],
@@ -177,7 +177,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
@@ -197,7 +197,7 @@ def _strftime_now(format: str) -> str:
     return datetime.datetime.now().strftime(format)
 
 
-def _with_end_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _with_end_mark(messages: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """A copy of the messages in which the last one's text ends with the mark."""
     if not messages:
         raise ValueError("continue_final_message needs at least one message")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sglang.srt.tokenizer.chat_template import literals, render_chat
 from sglang.srt.tokenizer.content_form import ContentForms, find_content_forms, in_form
@@ -21,7 +20,7 @@ _CURE = "or write the prompt yourself and post it to /v1/completions"
 class ModelTemplates:
     """Templates by name. `variables` stand under those of each call: special tokens, the server's own."""
 
-    def __init__(self, named: Mapping[str, str], variables: Mapping[str, Any]) -> None:
+    def __init__(self, named: Mapping[str, str], variables: Mapping[str, object]) -> None:
         self._named = dict(named)
         self._variables = dict(variables)
         self._forms: dict[str, ContentForms] = {}
@@ -67,9 +66,9 @@ class ModelTemplates:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template: str | None = None,
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
@@ -84,7 +83,7 @@ class ModelTemplates:
             raise ValueError(self.why_none())
         forms = self.forms(template)
         ready = [
-            {**message, "content": in_form(message["content"], forms.of(message.get("role", "user")))}
+            {**message, "content": in_form(message["content"], forms.of(str(message.get("role", "user"))))}
             if "content" in message
             else message
             for message in messages

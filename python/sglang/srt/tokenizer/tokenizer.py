@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sglang.srt.configs.gguf.parts import open_gguf
 from sglang.srt.configs.model_path import gguf_in_folder
@@ -30,7 +29,7 @@ def load_tokenizer(
     *,
     mode: str = "auto",
     chat_template: str | None = None,
-    template_variables: Mapping[str, Any] | None = None,
+    template_variables: Mapping[str, object] | None = None,
 ) -> Tokenizer:
     """The tokenizer of a Hugging Face folder or a GGUF file.
 
@@ -55,7 +54,7 @@ class Tokenizer:
     token); decoding never tidies spaces, so the text of a stream is the text of its tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary, template_variables: Mapping[str, Any]) -> None:
+    def __init__(self, vocabulary: Vocabulary, template_variables: Mapping[str, object]) -> None:
         self._backend = vocabulary.backend
         self._source = vocabulary.source
         self._special_tokens = vocabulary.special_tokens
@@ -152,13 +151,13 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> str:
         """The prompt text of a chat; `kwargs` become template variables. Encode it with `encode_chat`."""
         return self.templates.render(

@@ -179,7 +179,7 @@ def route_path(scope: Scope) -> str:
 
 
 def _matches(token: str, keys: list[str]) -> bool:
-    """Constant time, whatever the lengths are; every key is looked at."""
+    """In constant time, whatever the lengths are; every key is compared."""
     # Header text is latin-1 by the standard; the bytes that the client sent are what is compared.
     given = hashlib.sha256(token.encode("latin-1", "replace")).digest()
     equal = [hmac.compare_digest(given, hashlib.sha256(key.encode()).digest()) for key in keys]

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from sglang.srt.messages.errors import RequestRejected
 
-#: What `type` says where nobody chose better.
+#: The default of `type`, by status.
 ERROR_TYPES: dict[int, str] = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -56,7 +56,7 @@ def error_response(
     param: str | None = None,
     code: int | str | None = None,
 ) -> Response:
-    """An error answer; 503 says when to come back."""
+    """An error answer; status 503 comes with a Retry-After header."""
     body = error_body(
         message, err_type or ERROR_TYPES.get(status_code), status_code if code is None else code, param
     )

@@ -1,4 +1,4 @@
-"""Owns where the server is in its life, and what health, readiness and the start gate answer from it.
+"""Owns the phase of the server, and what health, readiness and the start gate answer by it.
 
 Written by the server's main, read by routes and gates. It must not act on what it knows.
 """

@@ -36,9 +36,9 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
     async def generate(request: Request) -> Response:
         try:
             obj = parse_generate(await read_json(request))
-            stated = dp_rank_of_header(request.headers)
-            if stated is not None:
-                obj.routed_dp_rank = stated
+            replica = dp_rank_of_header(request.headers)
+            if replica is not None:
+                obj.routed_dp_rank = replica
             items = source.manager.generate_request(
                 obj, request.is_disconnected, incremental=incremental and obj.stream is True
             )

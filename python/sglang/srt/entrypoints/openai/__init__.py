@@ -1,1 +1,1 @@
-"""The OpenAI routes: chat completions, completions, models. `router.build_openai_router` is the way in."""
+"""The OpenAI routes: chat completions, completions, models. `router.build_openai_router` builds them."""

@@ -35,7 +35,7 @@ TEXT_PARTS = {
     "thinking": "thinking",
     "refusal": "refusal",
 }
-#: Names that `apply_chat_template` takes itself; a template variable cannot have them.
+#: What a template gets from the server itself; a client's variable cannot have these names.
 RESERVED_KWARGS = (
     "messages",
     "tools",

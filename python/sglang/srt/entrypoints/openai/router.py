@@ -1,4 +1,4 @@
-"""Owns the paths of the OpenAI surface and what stands behind each.
+"""Owns the paths of the OpenAI routes, and which handler answers each.
 
 Read by the HTTP server, which adds keys, CORS and start-up. It must not hold state of its own.
 """

@@ -1,4 +1,4 @@
-"""Owns the words of one OpenAI request under way: the job, the settings for answers, what a dialect offers.
+"""Owns the types around one OpenAI request: the job, the settings for answers, what a dialect offers.
 
 Read by both routes, the runner and the stream. It must not act.
 """

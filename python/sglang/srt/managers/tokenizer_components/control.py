@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sglang.srt.messages import io_struct
+from sglang.srt.messages.control import Report
 from sglang.srt.messages.errors import RequestRejected
 
 #: A scheduler answers between two steps, so this bounds one step; a stuck one is found by the watchdog.
@@ -75,7 +76,7 @@ class ControlCalls:
             call.future.set_result(None)
 
     def fail_all(self, cause: str) -> None:
-        """No answer will come any more."""
+        """Fail the open calls and all later ones: no answer will come any more."""
         self._failed = cause
         for call in self._open.values():
             if not call.future.done():
@@ -106,10 +107,10 @@ def merged_flush(answers: Sequence[io_struct.FlushCacheReqOutput]) -> io_struct.
     )
 
 
-def merged_placement(answers: Sequence[io_struct.GetPlacementReqOutput]) -> dict[str, list[dict[str, Any]]]:
+def merged_placement(answers: Sequence[io_struct.GetPlacementReqOutput]) -> dict[str, list[Report]]:
     """`{"ranks", "overrides"}` of all replicas, each in the order of replica and world rank."""
 
-    def seat(entry: dict[str, Any]) -> tuple[int, int]:
+    def seat(entry: Report) -> tuple[int, int]:
         return entry["dp_rank"], entry["world_rank"]
 
     return {

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.managers.tokenizer_components.splitting import SinglePrompt, split_request
@@ -19,6 +18,7 @@ from sglang.srt.managers.tokenizer_components.validation import (
     finished_message,
     samples_of,
 )
+from sglang.srt.messages.control import Report
 from sglang.srt.messages.errors import RequestRejected, refused
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.messages.requests import TokenizedGenerateReqInput
@@ -26,9 +26,7 @@ from sglang.srt.runtime_context import get_device, get_parallel, get_serving
 from sglang.srt.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 
 
-def published_limits(
-    model_config: ModelConfig, rank_info: Mapping[str, Any], *, has_tokenizer: bool
-) -> RequestLimits:
+def published_limits(model_config: ModelConfig, rank_info: Report, *, has_tokenizer: bool) -> RequestLimits:
     """What bounds a request here. `rank_info` is the smallest of all ranks: a request may come to any."""
     serving = get_serving()
     return RequestLimits(

@@ -175,7 +175,7 @@ def _value_of(obj: GenerateReqInput, name: str, i: int, count: int | None) -> ob
 
 
 def _refuse_lists_with_samples(obj: GenerateReqInput) -> None:
-    """Which list entry belongs to which of n samples has no good answer."""
+    """Refuse lists with n above 1: an entry would not say which of the samples it is for."""
     sampling = obj.sampling_params
     every = sampling if isinstance(sampling, list) else [sampling]
     given = [item.get("n") or 1 for item in every if isinstance(item, Mapping)]

@@ -56,13 +56,7 @@ class GroupCoordinator:
         group_name: str,
         timeout_s: float = DIST_TIMEOUT_S,
     ) -> None:
-        for ranks in group_ranks:
-            if list(ranks) != sorted(set(ranks)):
-                raise ValueError(
-                    f"group '{group_name}': the ranks of a group must ascend, got {list(ranks)}. The "
-                    "transport sorts them, so a rank would take another seat than the list gives it; pass "
-                    f"{sorted(set(ranks))}"
-                )
+        _check_order(group_name, group_ranks)
         rank = torch.distributed.get_rank()
         mine = [list(ranks) for ranks in group_ranks if rank in ranks]
         if len(mine) != 1:
@@ -313,6 +307,15 @@ class GroupCoordinator:
                 timeout_s=self.timeout_s if timeout_s is None else timeout_s,
                 cause=cause,
             ) from error
+
+
+def _check_order(group_name: str, group_ranks: Sequence[Sequence[int]]) -> None:
+    for ranks in group_ranks:
+        if list(ranks) != sorted(set(ranks)):
+            raise ValueError(
+                f"group '{group_name}': the ranks of a group must ascend, got {list(ranks)}. The transport "
+                f"sorts them, so a rank would take another seat than listed; pass {sorted(set(ranks))}"
+            )
 
 
 def _is_empty(tensor: torch.Tensor, sizes: Sequence[int]) -> bool:

@@ -1,13 +1,11 @@
 """Attention data parallelism: public names, and the sizes of one forward over all replicas.
 
-Read by layers, the model runner, the scheduler and the doors. `is_dp_attention_enabled` says what the
-deployment is and is read outside model code; layers branch on `get_parallel().attn_dp_size`. Must not keep
-a width or a rank, and moves no rows (`dp_gather` does).
+Read by layers, the model runner, the scheduler and the server. `is_dp_attention_enabled` is about the
+deployment and read outside of models; layers ask `get_parallel().attn_dp_size`. Must not keep a width or a
+rank, nor move rows (`exchange/dp_gather.py` does).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
@@ -38,15 +36,14 @@ __all__ = [
 
 
 def is_dp_attention_enabled() -> bool:
-    """Whether this deployment runs attention data parallelism; stays true inside a draft's scope."""
+    """Whether the deployment has attention replicas, also where a draft's scope says that there is one."""
     return get_flags().dp.enabled
 
 
 def compute_dp_attention_world_info(
     enable_dp_attention: bool, tp_rank: int, tp_size: int, dp_size: int, attn_cp_size: int = 1
 ) -> tuple[int, int, int, int]:
-    """`(attn_tp_rank, attn_tp_size, attn_dp_rank, attn_dp_size)` of one tensor rank; the last two are 0,
-    1 without it."""
+    """`(attn_tp_rank, attn_tp_size, attn_dp_rank, attn_dp_size)` of one tensor rank."""
     replicas = attn_dp_size_of(enable_dp_attention, dp_size)
     widths = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=replicas)
     attn_tp_size = widths["attn_tp_size"]
@@ -55,10 +52,10 @@ def compute_dp_attention_world_info(
 
 
 def initialize_dp_attention(*, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Stamp this process's replica and record what a gathered row is.
+    """Stamp the replica of this process and record what a gathered row is.
 
-    A process that published a rank bundle has the same stamp already. RuntimeError inside a scope: the
-    replica of a draft's placement would stay for good.
+    A process that published its ranks has the same stamp already. `RuntimeError` inside a scope, whose rank
+    would stay stamped after it.
     """
     parallel = get_parallel()
     with parallel.no_scope_open("initialize_dp_attention()"):
@@ -70,10 +67,10 @@ def initialize_dp_attention(*, hidden_size: int, dtype: torch.dtype, device: tor
 
 
 def dp_gather_slot() -> int:
-    """Index of this process in the list that a DP sync gathers.
+    """Index of this process in the list that replicas gather.
 
-    Over the replicas that is the replica; once a scale-up has moved the gather to the whole WORLD it is the
-    world seat, unless this joiner does not take part in that gather yet.
+    That is its replica. After an elastic scale-up the whole world gathers, and it is the world rank, except
+    on a joiner that does not take part yet.
     """
     parallel, dp = get_parallel(), get_flags().dp
     if dp.use_world_group_for_gather and not dp.joiner_skip_all_gather:
@@ -82,7 +79,7 @@ def dp_gather_slot() -> int:
 
 
 def update_dp_attention_post_scale(*, new_dp_size: int, new_dp_rank: int) -> None:
-    """After an elastic scale-up the gather spans the WORLD. No width and no rank of this cohort changes."""
+    """After an elastic scale-up the whole world gathers; no width and no rank of this cohort changes."""
     if not 0 <= new_dp_rank < new_dp_size:
         raise ValueError(
             f"0 <= new_dp_rank < new_dp_size does not hold: rank {new_dp_rank}, width {new_dp_size}"
@@ -91,11 +88,7 @@ def update_dp_attention_post_scale(*, new_dp_size: int, new_dp_rank: int) -> Non
 
 
 class _DpGatheredBufferWrapper:
-    """What a gathered row is: fixed at start, while the number of rows changes per forward.
-
-    The moves themselves make their rows like those that they are given, so that a draft of another hidden
-    size needs no second record.
-    """
+    """Records what a gathered row is. The gathers themselves go by the rows that they are given."""
 
     @staticmethod
     def set_metadata(hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -104,8 +97,9 @@ class _DpGatheredBufferWrapper:
 
 
 def prepare_dp_forward(batch: ForwardBatch) -> None:
-    """Size this forward from the step that the replicas agreed on; RuntimeError where the batch is not the
-    part that this replica announced.
+    """Size this forward from the step that the replicas agreed on.
+
+    `RuntimeError` where the batch is not the part that this replica announced.
     """
     parallel, step = get_parallel(), batch.dp_step
     if step is None:
@@ -132,9 +126,9 @@ def prepare_dp_forward(batch: ForwardBatch) -> None:
 def size_dp_forward(counts: list[int], mode: DpPaddingMode) -> None:
     """Write the sizes of a forward over replicas with `counts` tokens.
 
-    MAX_LEN: each replica's rows are padded to the same number, a multiple of the attention-TP width, because
-    each of its ranks contributes an equal slice of them. SUM_LEN: exact rows. Tokens [3, 5] over an
-    attention-TP width of 2 become 6 + 6 rows, or 3 + 5.
+    MAX_LEN pads the rows of each replica to the same number, a multiple of the attention-TP width, because
+    each rank contributes an equal slice of them. SUM_LEN keeps exact rows. Tokens [3, 5] over an attention-TP
+    width of 2 become 6 + 6 rows, or 3 + 5.
     """
     parallel = get_parallel()
     if mode.is_max_len():
@@ -147,10 +141,10 @@ def size_dp_forward(counts: list[int], mode: DpPaddingMode) -> None:
 def set_dp_buffer_len(
     global_len: int, local_len: int, max_padding: bool, global_num_tokens: list[int] | None = None
 ) -> None:
-    """Sizes of this forward's gathered rows; they stay until the next write or reset.
+    """Write the numbers of gathered rows of this forward; they stay until the next write or reset.
 
-    `global_len` rows of all replicas, `local_len` of this one (both with padding), and the tokens that
-    each replica really has.
+    `global_len` rows of all replicas and `local_len` of this one, both with padding; `global_num_tokens` is
+    without.
     """
     forward = get_forward()
     forward.set("dp_global_buffer_len", global_len)
@@ -168,7 +162,7 @@ def get_local_dp_buffer_len() -> int | None:
 
 
 def get_dp_global_num_tokens() -> list[int] | None:
-    """Tokens of each replica, without padding; None where nobody stated them."""
+    """Tokens of each replica, without padding; None where they were not stated."""
     return get_forward().dp_global_num_tokens
 
 
@@ -176,12 +170,12 @@ def is_dp_max_padding() -> bool:
     return get_forward().dp_max_padding
 
 
-def get_dp_dtype() -> Any:
+def get_dp_dtype() -> torch.dtype | None:
     return get_flags().dp.dtype
 
 
 def get_is_extend_in_batch() -> bool:
-    """Whether some replica of this forward runs a prompt; stays until the next write."""
+    """Whether some replica runs a prompt in this forward."""
     return get_forward().is_extend_in_batch
 
 

@@ -1,8 +1,7 @@
-"""Owns how the live placement of one rank is written down: every name with its value and the layer that
-answered it.
+"""Owns how the live placement of one rank is shown: each name with its value and the layer that answered.
 
-Read by the ranks when /placement asks, and by `Engine.placement`. Plain values only, ready for JSON. It must
-not import torch, build a group or change anything.
+Called by the ranks for /placement and `Engine.placement`. It gives plain values, ready for JSON, and must not
+import torch, build a group or change anything.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from sglang.srt.runtime_context.parallel_names import COMPUTED
 __all__ = ["override_log_of", "placement_of"]
 
 
-def placement_of(context: RuntimeContext) -> dict[str, list[Any]]:
-    """Name -> [value, layer] for every parallel name that can be answered now; the others are left out.
+def placement_of(context: RuntimeContext) -> dict[str, list[object]]:
+    """Name -> [value, layer] for every parallel name that can be answered now.
 
-    A group is shown as the world ranks of its members, None where a scope states that there is none. The
-    layer is scope, stamp, published or live.
+    The layer is scope, stamp, published or live. A group is shown as the world ranks of its members, and as
+    None where a scope states that there is none.
     """
     parallel = context.parallel
-    placement: dict[str, list[Any]] = {}
+    placement: dict[str, list[object]] = {}
     for name in sorted(parallel_fields()):
         if not parallel.readable_now(name):
             continue
@@ -38,8 +37,8 @@ def placement_of(context: RuntimeContext) -> dict[str, list[Any]]:
     return placement
 
 
-def override_log_of(context: RuntimeContext) -> list[dict[str, Any]]:
-    """Every leaf replaced since publish, in order, as plain dicts; secret values stay hidden."""
+def override_log_of(context: RuntimeContext) -> list[dict[str, object]]:
+    """Every leaf that was replaced since publish, in order; secret values are hidden."""
     return [
         {
             "source": entry.source,
@@ -74,19 +73,19 @@ class _RecordingReader:
         return getattr(self._parallel, name)
 
 
-def _shown(name: str, value: Any) -> Any:
+def _shown(name: str, value: Any) -> object:
     if name.endswith("_group") and value is not None:
         return [int(rank) for rank in value.ranks]
     return _plain(value)
 
 
-def _logged(name: str, value: Any) -> Any:
+def _logged(name: str, value: object) -> object:
     leaf = LEAVES.get(name)
     return "***" if leaf is not None and leaf.arg.secret and value is not None else _plain(value)
 
 
-def _plain(value: Any) -> Any:
-    """What msgpack and JSON carry as it is; anything else as text."""
+def _plain(value: object) -> object:
+    """The value as it is where msgpack and JSON can hold it, else as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     if value is None or isinstance(value, (bool, int, float, str)):

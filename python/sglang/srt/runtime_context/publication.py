@@ -1,7 +1,7 @@
-"""Owns `Publication`: everything one publish puts in force, built and checked before anything is replaced.
+"""Owns `Publication`: everything that one publish puts in force, checked before it replaces anything.
 
-Read by the context, which installs it, and by the scoped test overrides, which put the previous one back.
-Must not touch the process-wide context: a refused publication leaves no trace.
+Read by the context, which installs it, and by scopes of tests, which put the previous one back. Must not
+touch the process-wide context: a refused publication changes nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["OverrideEntry", "Publication", "SpawnRanks", "build_publication"]
 
 @dataclass(frozen=True)
 class SpawnRanks:
-    """What differs between processes that share one record: stated by whoever spawned this one.
+    """What differs between the processes of one record, stated by the process that spawned this one.
 
-    `world_rank` fixes every position in a group. `dp_rank` counts replicas (None: no controller) and
-    `gpu_id` is the device (None: a CPU rank); no group knows either.
+    `world_rank` fixes the rank in every group. No group knows `dp_rank`, the number of this world (None: the
+    only one), and `gpu_id`, the device (None: a CPU rank).
     """
 
     world_rank: int = 0
@@ -51,18 +51,18 @@ class SpawnRanks:
 
 @dataclass(frozen=True)
 class OverrideEntry:
-    """One line of the provenance log: who replaced which published leaf, from what to what."""
+    """One entry of the log: who replaced which published leaf, the value before and after."""
 
     source: str
     namespace: str
     name: str
-    before: Any
-    after: Any
+    before: object
+    after: object
 
 
 @dataclass
 class Publication:
-    """One record in force. `stamp` is handed to the parallel context and grows there."""
+    """One record in force. The parallel context takes `stamp` over and adds to it."""
 
     record: Any
     role: str | None
@@ -75,18 +75,18 @@ class Publication:
     seeds: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
-def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None) -> Publication:
-    """Project, derive, place and check.
+def build_publication(record: object, *, role: str | None, ranks: SpawnRanks | None) -> Publication:
+    """Read the record, derive widths and ranks, and check them.
 
-    Raises ValueError for a layout that contradicts itself, RuntimeError while process groups of other widths
-    or of another rank exist.
+    `ValueError` for a layout that contradicts itself, `RuntimeError` while groups of other widths or of
+    another rank exist.
     """
     values = project(record)
     config = values[PARALLEL]
     stamp = {} if ranks is None else _placement(config, ranks)
     candidate = ParallelContext()
     candidate.put(config, stamp)
-    # Groups first: a wrong rank that was read from an existing group would be blamed on the record.
+    # Groups first: otherwise a rank that is read from an old group would be blamed on the record.
     standing = groups_in_the_way(candidate)
     if standing:
         rules = "\n".join(f"  - {line}" for line in standing)
@@ -112,7 +112,7 @@ def build_publication(record: Any, *, role: str | None, ranks: SpawnRanks | None
 
 
 def _placement(config: dict[str, Any], ranks: SpawnRanks) -> dict[str, Any]:
-    """Every rank that follows from the world rank and the widths known; a partial record fixes fewer."""
+    """Every rank that follows from the world rank; fewer of them where the record lacks widths."""
     stamp: dict[str, Any] = {
         "launch_world_rank": ranks.world_rank,
         "dp_rank": ranks.dp_rank,
@@ -127,7 +127,7 @@ def _placement(config: dict[str, Any], ranks: SpawnRanks) -> dict[str, Any]:
         offset=config.get("ep_join_rank_offset", 0),
     )
     stamp.update(pp_rank=pp_rank, tp_rank=tp_rank)
-    # A width of zero comes from a division with a remainder; the identity check refuses it by name.
+    # A width of zero comes from a division with a remainder, which the identities are about to refuse.
     if config.get("attn_tp_size"):
         attention = derive_attention_ranks(
             tp_rank=tp_rank,

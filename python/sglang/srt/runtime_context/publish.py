@@ -1,12 +1,10 @@
-"""Owns the acts of a process entry: publish a record, assert that it is the one in force, start over.
+"""Owns what a process does with its record: publish it, assert that it is in force, start over.
 
-Read by entries (`publish`), constructors (`assert_published`) and tests (`reset_context`). Must not
-resolve, open the model path or refuse a value for being unserved: that happened at the door.
+Called by process entries (`publish`), constructors (`assert_published`) and tests (`reset_context`). Must not
+resolve a record, open the model path or refuse a value that is not served: that happened before.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from sglang.srt.runtime_context.context import get_context
 from sglang.srt.runtime_context.publication import SpawnRanks
@@ -21,15 +19,14 @@ __all__ = [
     "reset_context",
 ]
 
-#: Kinds of process. A role is remembered and asserted; it does not restrict what may be read.
+#: Kinds of process. A role is asserted by constructors and does not restrict what may be read.
 ROLES = frozenset({"scheduler", "tokenizer", "detokenizer", "controller", "engine", "test"})
 
 
-def publish(server_args: Any, *, role: str, ranks: SpawnRanks | None = None) -> None:
-    """Put a record in force in this process, replacing all that an earlier publish left.
+def publish(server_args: object, *, role: str, ranks: SpawnRanks | None = None) -> None:
+    """Put a record in force in this process, in place of an earlier one, after checking all of it.
 
-    With `ranks` every rank is stamped and no group is asked for one; without, ranks are read live.
-    Checked whole before anything is replaced.
+    With `ranks` every rank is stamped, and no group is asked for one; without, ranks are read live.
     """
     if role not in ROLES:
         raise ValueError(f"publish(role={role!r}): a role is one of {', '.join(sorted(ROLES))}")
@@ -37,14 +34,13 @@ def publish(server_args: Any, *, role: str, ranks: SpawnRanks | None = None) -> 
 
 
 def publish_role() -> str | None:
-    """The role in force, None where nothing or something without a role is published."""
+    """The role in force; None where nothing is published, or without a role."""
     publication = get_context().publication
     return None if publication is None else publication.role
 
 
-def assert_published(server_args: Any, *, role: str) -> None:
-    """What a constructor does in place of publishing: fail loud unless this very record is in force as
-    `role`."""
+def assert_published(server_args: object, *, role: str) -> None:
+    """`RuntimeError` unless this very record is in force as `role`; for constructors that are given one."""
     publication = get_context().publication
     cure = f"the process entry calls publish(server_args, role={role!r}) once, before anything is constructed"
     if publication is None:
@@ -58,9 +54,7 @@ def assert_published(server_args: Any, *, role: str) -> None:
 
 
 def assert_role(role: str) -> None:
-    """The same for a constructor that reads the context and is handed no record: fail loud unless something
-    is in force as `role`. A test process plays every role.
-    """
+    """`RuntimeError` unless some record is in force as `role`; a test process counts as every role."""
     publication = get_context().publication
     if publication is None or publication.role != "test":
         assert_published(None if publication is None else publication.record, role=role)

@@ -1,7 +1,7 @@
-"""Owns how a scope opens and closes: names stated over a place of values for the length of a block.
+"""Owns how a scope opens and closes: values that names of a dictionary have for the length of a block.
 
-Used by the parallel context, the bags and the flags, which say what may be stated and check it. Must not
-know what the names mean.
+Used by the parallel context, the bags and the flags, which check what may be stated. Must not know what the
+names mean.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ P = ParamSpec("P")
 class ScopeStack:
     """The open scopes over one dictionary of values, in the order in which they were opened.
 
-    The values are process-wide, so the scopes of all threads and tasks lie on one stack and close last-in
-    first-out, whoever opened them. A scope that closes in another order is a RuntimeError; its names go all
-    the same, and those of the scopes that are still open stay stated.
+    The values are process-wide, so the scopes of all threads and tasks are on one stack and close last-in
+    first-out, whoever opened them. A scope that closes in another order raises `RuntimeError`; its names are
+    taken back all the same, and the scopes that are still open keep theirs.
     """
 
     __slots__ = ("_lock", "_open", "_values", "place")
@@ -34,7 +34,7 @@ class ScopeStack:
         self.place = place
         self._values = values
         self._open: list[Scope] = []
-        self._lock = threading.RLock()  # a check reads through getters, which may open a scope of their own
+        self._lock = threading.RLock()  # a check reads through getters, which may open a scope themselves
 
     def states(self, name: str) -> bool:
         """Whether an open scope states the name."""
@@ -60,7 +60,7 @@ class ScopeStack:
             yield
 
     def open(self, scope: Scope, check: Callable[[dict[str, Any]], None] | None) -> None:
-        """Check and state in one step: no other thread states a name in between."""
+        """Check and state the names; no other thread states one in between."""
         with self._lock:
             if check is not None:
                 check(scope.names)
@@ -86,8 +86,10 @@ class ScopeStack:
         )
 
     def _take_out(self, scope: Scope) -> Scope:
-        """Remove a scope from below others and give the one above it. Worked out on a copy, so that a name
-        which stays stated never disappears in between."""
+        """Remove a scope from below others and return the one above it.
+
+        Works on a copy of the values, so that a name which stays stated is never missing in between.
+        """
         at = self._open.index(scope)
         values = dict(self._values)
         for closing in reversed(self._open[at:]):
@@ -102,12 +104,14 @@ class ScopeStack:
 
 
 class Scope:
-    """One block: `with` states the names and takes them back. It is entered once, and dropping it without
-    entering it warns: such a scope states nothing, and its author believes that it does."""
+    """One block: `with` states the names and takes them back.
+
+    A scope is entered once. Dropping it without entering warns, since it stated nothing.
+    """
 
     __slots__ = ("_check", "_entered", "_opened_at", "_stack", "before", "names")
 
-    #: What the names answered when the scope opened; a name that is missing had no value.
+    #: Values of the names before the scope opened; a name that is missing had none.
     before: dict[str, Any]
 
     def __init__(
@@ -137,7 +141,7 @@ class Scope:
             _warn_never_entered(f"a scope of {self._stack.place} that states {self.described()}")
 
     def described(self) -> str:
-        """The names, and the line that opened it."""
+        """The names, and the line that opened the scope."""
         listed = ", ".join(sorted(self.names)) or "nothing"
         return (
             listed
@@ -149,8 +153,7 @@ class Scope:
 def scope_function(
     function: Callable[P, Iterator[None]],
 ) -> Callable[P, AbstractContextManager[None]]:
-    """`contextmanager` for a function that opens scopes: what it makes warns, like a scope, when it is
-    dropped without being entered."""
+    """`contextmanager` for a function that opens scopes; its result warns too when it is never entered."""
     make = contextmanager(function)
 
     @wraps(function)

@@ -1,7 +1,8 @@
 """Owns the arithmetic of widths and ranks: what follows from the configured leaves and one world rank.
 
-Read by publish and by `layers.dp_attention`; the names are declared in `arg_groups/fields/parallel.py`.
-Pure functions: must not read the context, a process group or the platform.
+Called by publish, and by code that asks about other ranks than its own; the names are declared in
+`arg_groups/fields/parallel.py` and `parallel_names.py`. Pure functions: must not read the context, a process
+group or the platform.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ def runs_attention_dp(placement: Mapping[str, Any]) -> bool:
 
 
 def derive_attention_widths(*, tp_size: int, attn_cp_size: int, attn_dp_size: int) -> dict[str, int]:
-    """`attn_tp_size` and `attn_dp_size`; a width that does not divide is left for the identities to
-    refuse."""
+    """`attn_tp_size` and `attn_dp_size`, rounded down: the identities refuse what does not divide."""
     return {"attn_tp_size": tp_size // attn_dp_size // attn_cp_size, "attn_dp_size": attn_dp_size}
 
 
@@ -130,7 +130,7 @@ def _below_one(value: object) -> bool:
 
 @dataclass(frozen=True)
 class AttentionRanks:
-    """Where a tensor rank sits in attention: replica, context slice, tensor slice, cache stripe."""
+    """Replica, context slice, tensor slice and cache stripe of a tensor rank in attention."""
 
     attn_dp_rank: int
     attn_cp_rank: int
@@ -140,7 +140,7 @@ class AttentionRanks:
 
 @dataclass(frozen=True)
 class ExpertRanks:
-    """Where a tensor rank sits among the experts."""
+    """Position of a tensor rank among the experts."""
 
     moe_dp_rank: int
     moe_ep_rank: int
@@ -157,8 +157,8 @@ def derive_attention_ranks(
 ) -> AttentionRanks:
     """Digits of `tp_rank = (attn_dp_rank * attn_cp_size + attn_cp_rank) * attn_tp_size + attn_tp_rank`.
 
-    `tp_rank 5, attn_tp 2, attn_cp 2`: replica 1, context slice 0, tensor slice 1. The cache stripe counts
-    inside the tensor slice.
+    `tp_rank 5, attn_tp 2, attn_cp 2`: replica 1, context slice 0, tensor slice 1. Cache stripes are counted
+    inside the attention-TP group.
     """
     slow, attn_tp_rank = divmod(tp_rank, attn_tp_size)
     attn_dp_rank, attn_cp_rank = divmod(slow, attn_cp_size)
@@ -176,16 +176,18 @@ def derive_expert_ranks(*, tp_rank: int, moe_ep_size: int, moe_tp_size: int) -> 
 
 
 def derive_stage_ranks(*, world_rank: int, tp_size: int, pp_size: int, offset: int = 0) -> tuple[int, int]:
-    """`(pp_rank, tp_rank)` of `world_rank = offset + tp_size * pp_rank + tp_rank`: 5 of tp 4, pp 2 is
-    (1, 1)."""
-    seat = world_rank - offset
-    if not 0 <= seat < tp_size * pp_size:
+    """`(pp_rank, tp_rank)` of `world_rank = offset + tp_size * pp_rank + tp_rank`.
+
+    World rank 5 of `tp 4, pp 2` is (1, 1).
+    """
+    rank = world_rank - offset
+    if not 0 <= rank < tp_size * pp_size:
         raise ValueError(
             f"set by publish: world_rank {world_rank} is outside the deployment: "
             f"0 <= world_rank - ep_join_rank_offset < tp_size * pp_size does not hold for "
             f"{world_rank} - {offset} and {tp_size} * {pp_size}"
         )
-    return divmod(seat, tp_size)
+    return divmod(rank, tp_size)
 
 
 def requests_per_replica(max_running_requests: int, attn_dp_size: int) -> int:

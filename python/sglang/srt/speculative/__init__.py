@@ -1,1 +1,1 @@
-"""Drafting and verifying."""
+"""Speculative decoding: drafting and verifying tokens."""

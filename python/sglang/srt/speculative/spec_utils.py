@@ -1,7 +1,7 @@
-"""The two scopes in which a draft runs. Draft workers arrive with their algorithms.
+"""The two scopes in which a draft runs. Draft workers come with their algorithms.
 
-Read by draft workers, which state at every phase whether their draft owns its attention. Must not take a
-group from a caller: the group to install is the target's, read from the context at the moment of entry.
+Entered by draft workers, which state each time whether their draft owns its attention. Must not take a group
+from a caller: the group to install is the target's, read from the context when the scope is entered.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["draft_pp_context", "draft_tp_context"]
 
 
 def draft_tp_context(owns_attention: bool) -> AbstractContextManager[None]:
-    """The tensor placement of a draft.
+    """The tensor placement of a draft; not to be entered inside another.
 
-    True: the draft runs whole on the target's attention-TP group. False: it runs on the target's own
-    layout, so there is nothing to install. Entered from outside any draft scope.
+    True: the draft runs on the target's attention-TP group alone. False: it runs on the layout of the target,
+    and nothing is installed.
     """
     if not isinstance(owns_attention, bool):
         raise TypeError(
@@ -34,7 +34,7 @@ def draft_tp_context(owns_attention: bool) -> AbstractContextManager[None]:
             f"{type(owns_attention).__name__}; the group is no longer passed in"
         )
     if not owns_attention:
-        return _targets_placement()
+        return _target_placement()
     return tensor_scope(_attention_group, owns_attention=True)
 
 
@@ -43,7 +43,7 @@ def _attention_group() -> GroupCoordinator:
 
 
 @scope_function
-def _targets_placement() -> Iterator[None]:
+def _target_placement() -> Iterator[None]:
     if parallel_state._TP_STATE_PATCHED:
         raise AssertionError(
             "a draft tensor scope is open already; a draft is entered from the target's placement"
@@ -53,6 +53,6 @@ def _targets_placement() -> Iterator[None]:
 
 @scope_function
 def draft_pp_context() -> Iterator[None]:
-    """The pipeline placement of a draft: it is not staged, so it runs on a pipeline of this rank alone."""
+    """The pipeline placement of a draft: it is not cut into stages, so this rank is its whole pipeline."""
     with patch_pipeline_parallel_group(get_self_pp_group()):
         yield

@@ -197,7 +197,7 @@ def _block() -> Iterator[None]:
         (lambda: patch_tensor_parallel_group(object(), owns_attention=True), "tensor_scope(...)"),
         (lambda: patch_pipeline_parallel_group(object()), "patch_pipeline_parallel_group(...)"),
         (lambda: draft_tp_context(owns_attention=True), "tensor_scope(...)"),
-        (lambda: draft_tp_context(owns_attention=False), "_targets_placement(...)"),
+        (lambda: draft_tp_context(owns_attention=False), "_target_placement(...)"),
         (_block, "_block(...)"),
     ],
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""What attention replicas exchange between two layers, and how it is padded."""
+"""Rows that attention replicas exchange between layers, and their padding."""

@@ -1,8 +1,7 @@
-"""Moves rows between attention-DP replicas and the tensor group: gathered before work that the whole group
-shares, summed and scattered after it.
+"""Gathers the rows of all attention-DP replicas before work of the whole tensor group, and scatters the sums.
 
-Read by the layer communicator (hidden states) and the logits processor (rows to score). Must not decide a
-padding (`dp_padding`) or a layout (the context); every rank of the tensor group calls it equally often.
+Called by the layer communicator (hidden states) and the logits processor (rows to score), equally often on
+every rank of the tensor group. Must not decide the padding (`dp_padding`) or the layout (the context).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["dp_gather", "dp_scatter", "gather_rows"]
 def dp_gather(local_rows: torch.Tensor) -> torch.Tensor:
     """[own tokens, hidden] -> [rows of all replicas, hidden], in replica order, as this forward was sized.
 
-    With one replica the rows are this rank's own. Padding rows (MAX_LEN) are zero.
+    One replica: the given rows. Padding rows (MAX_LEN) are zero.
     """
     if get_parallel().attn_dp_size == 1:
         return local_rows
@@ -39,11 +38,10 @@ def dp_gather(local_rows: torch.Tensor) -> torch.Tensor:
 
 
 def dp_scatter(global_partial: torch.Tensor) -> torch.Tensor:
-    """[rows of all replicas, hidden], one term of a sum over the tensor group -> [own tokens, hidden] of the
-    sum.
+    """Sum [rows of all replicas, hidden] over the tensor group -> [own tokens, hidden].
 
-    The counterpart of `dp_gather` for work whose weights are cut over the group. With one replica there is
-    nothing to scatter and the tensor is returned as it is: its owner sums it.
+    Each rank passes its term, from weights that are cut over the group. With one replica the term is returned
+    unsummed: the caller sums it.
     """
     if get_parallel().attn_dp_size == 1:
         return global_partial
@@ -56,7 +54,7 @@ def dp_scatter(global_partial: torch.Tensor) -> torch.Tensor:
 
 
 def gather_rows(local_rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Exact rows of all replicas, `counts[r]` of replica r, on every rank: [sum(counts), width]."""
+    """The rows of all replicas, `counts[r]` of replica r, on every rank: [sum(counts), width]."""
     parallel = get_parallel()
     replica = parallel.attn_dp_rank
     _check_rows("gather_rows", local_rows, counts[replica])
@@ -64,7 +62,7 @@ def gather_rows(local_rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor
         return local_rows
     if parallel.attn_dp_size == parallel.tp_size:
         return tensor_model_parallel_all_gatherv(local_rows.contiguous(), counts)
-    # Several ranks hold the same rows: the first of them writes, the others add zeros.
+    # The ranks of a replica have the same rows: the leader adds them, the others add zeros.
     rows = local_rows.new_zeros(sum(counts), local_rows.shape[1])
     if parallel.is_attn_tp_leader:
         first = sum(counts[:replica])
@@ -83,8 +81,9 @@ def _scatter_rows(partial: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
 
 
 def _gather_padded(local_rows: torch.Tensor, length: int) -> torch.Tensor:
-    """Each rank of a replica contributes its slice of the `length` padded rows. The seat of a rank in the
-    tensor group is (replica, place in the replica), so the slices come out in order.
+    """Each rank of a replica contributes its slice of the `length` padded rows.
+
+    `tp_rank` counts replicas first and then the ranks inside, so the gathered slices are in order.
     """
     if length == 0:
         return local_rows
@@ -106,7 +105,7 @@ def _scatter_padded(partial: torch.Tensor) -> torch.Tensor:
 
 
 def _forward_sizes() -> tuple[list[int], int | None]:
-    """Tokens of each replica; and the padded rows of one, None where rows are exact."""
+    """Tokens of each replica, and the padded rows of one (None where rows are exact)."""
     forward = get_forward()
     counts, length = forward.dp_global_num_tokens, forward.dp_local_buffer_len
     if counts is None or length is None:

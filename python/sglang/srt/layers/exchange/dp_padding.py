@@ -1,7 +1,7 @@
-"""Owns the padding of attention-DP gathers: how the token counts of the replicas become equal-sized rows.
+"""Owns how the rows of attention-DP replicas are padded before they are gathered.
 
-Read by the scheduler when it sizes a batch and by `dp_attention`. Must not need anything but the
-attention-DP width: it is asked in processes that published nothing else.
+Read by `dp_attention`. Must not need anything but the attention-DP width: it is asked in processes that
+published nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ __all__ = ["DpPaddingMode"]
 
 
 class DpPaddingMode(enum.Enum):
-    """MAX_LEN pads every replica to the largest (equal rows, all-gather); SUM_LEN keeps exact rows (all-
-    reduce)."""
+    """MAX_LEN pads every replica to the largest (all-gather); SUM_LEN keeps exact rows (all-reduce)."""
 
     MAX_LEN = "max_len"
     SUM_LEN = "sum_len"
@@ -28,8 +27,11 @@ class DpPaddingMode(enum.Enum):
     def get_dp_padding_mode(
         cls, *, is_extend_in_batch: bool, global_num_tokens: Sequence[int]
     ) -> DpPaddingMode:
-        """The cheaper one. Prompts differ too much in length to be padded to the longest of several replicas;
-        decode rows are padded while that at most doubles the work."""
+        """The cheaper mode.
+
+        Prompts differ too much in length to be padded to the longest; decode rows are padded while that at
+        most doubles the work.
+        """
         replicas = get_parallel().attn_dp_size
         if is_extend_in_batch:
             return cls.MAX_LEN if replicas == 1 else cls.SUM_LEN

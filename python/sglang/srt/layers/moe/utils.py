@@ -1,7 +1,6 @@
-"""Which expert back ends are active, and which collectives the expert layers may leave out. Expert models
-come later.
+"""Which expert back ends are active, and which collectives expert layers may leave out.
 
-Read by expert layers and draft workers. The active choice lives in `get_flags().moe`; must not keep a copy.
+Read by expert layers and draft workers, which come later. Must not keep a copy of `get_flags().moe`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = [
 
 
 class MoeA2ABackend(enum.Enum):
-    """Transport between experts."""
+    """Transport of tokens to their experts and back."""
 
     NONE = "none"
     DEEPEP = "deepep"
@@ -59,7 +58,7 @@ if tuple(backend.value for backend in MoeA2ABackend) != MOE_A2A_BACKENDS:
 
 
 class MoeRunnerBackend(enum.Enum):
-    """Kernels of the experts. AUTO: the layer chooses what this device has."""
+    """Kernels of the experts; AUTO leaves the choice to the layer."""
 
     AUTO = "auto"
     NATIVE = "native"
@@ -106,26 +105,25 @@ def _runner(name: str, flag: str) -> MoeRunnerBackend:
 
 
 def get_moe_a2a_backend() -> MoeA2ABackend:
-    """The transport in force; none before anything was configured."""
+    """The transport in force; NONE before one is configured."""
     backend: MoeA2ABackend | None = get_flags().moe.a2a_backend
     return MoeA2ABackend.NONE if backend is None else backend
 
 
 def get_moe_runner_backend() -> MoeRunnerBackend:
-    """The kernels in force; automatic before anything was configured."""
+    """The kernels in force; AUTO before some are configured."""
     backend: MoeRunnerBackend | None = get_flags().moe.runner_backend
     return MoeRunnerBackend.AUTO if backend is None else backend
 
 
 def is_tbo_enabled() -> bool:
-    """Two halves of a batch overlap."""
+    """Whether two halves of a batch overlap."""
     return get_flags().moe.tbo_enabled
 
 
 @contextmanager
 def speculative_moe_backend_context() -> Iterator[None]:
-    """The draft's expert kernels for a block. Draft layers are unquantized, so gathering in fp4 is off
-    inside."""
+    """The draft's expert kernels for a block; drafts are not quantized, so they do not gather in fp4."""
     moe = get_flags().moe
     drafted = moe.speculative_runner_backend
     runner = get_moe_runner_backend() if drafted is None else drafted
@@ -135,7 +133,7 @@ def speculative_moe_backend_context() -> Iterator[None]:
 
 @contextmanager
 def speculative_moe_a2a_backend_context() -> Iterator[None]:
-    """The draft's transport between experts for a block."""
+    """The draft's expert transport for a block."""
     moe = get_flags().moe
     drafted = moe.speculative_a2a_backend
     transport = get_moe_a2a_backend() if drafted is None else drafted
@@ -144,19 +142,21 @@ def speculative_moe_a2a_backend_context() -> Iterator[None]:
 
 
 def should_skip_mlp_all_reduce() -> bool:
-    """The decoder sums later: fused into its next norm, or by a reduce-scatter."""
+    """Whether the decoder sums later, in its next norm or by a reduce-scatter."""
     forward = get_forward()
     return forward.fuse_mlp_allreduce or forward.mlp_reduce_scatter
 
 
 def should_skip_post_experts_all_reduce(*, is_tp_path: bool) -> bool:
-    """The same for expert layers; on the tensor path a variable reduce-scatter over the replicas sums too."""
+    """The same for expert layers; on the tensor path a reduce-scatter over the replicas sums as well."""
     return should_skip_mlp_all_reduce() or (is_tp_path and should_use_dp_reduce_scatterv())
 
 
 def should_use_dp_reduce_scatterv() -> bool:
-    """One reduce-scatter in place of all-reduce and scatter: only when every rank is a replica of its own,
-    so that the list of row counts has one entry per member of the group."""
+    """Whether one reduce-scatter stands for all-reduce and scatter.
+
+    Only when every rank is a replica of its own: the list of row counts then has an entry for each rank.
+    """
     if not is_dp_attention_enabled():
         return False
     parallel = get_parallel()

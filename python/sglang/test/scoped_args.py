@@ -6,13 +6,13 @@ the fields are declared beside the record as they are given.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import msgspec
 
 from sglang.srt.arg_groups.overrides import declare
 from sglang.srt.runtime_context import RuntimeContext
+from sglang.srt.runtime_context.near_names import nearest
 from sglang.srt.server_args import ServerArgs
 
 __all__ = ["ContextSnapshot", "ServerArgsOverride"]
@@ -83,11 +83,7 @@ def _dummy_record(fields: dict[str, Any]) -> Any:
     known = ServerArgs.__struct_fields__
     unknown = [name for name in fields if name not in known and not name.startswith("_")]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=3)
-        raise ValueError(
-            f"ServerArgs has no field {', '.join(unknown)}"
-            + (f"; nearest: {', '.join(near)}" if near else "")
-        )
+        raise ValueError(f"ServerArgs has no field {', '.join(unknown)}{nearest(unknown[0], known)}")
     record: Any = ServerArgs(model_path="dummy")
     declare(record, _SOURCE, **{name: value for name, value in fields.items() if name in known})
     for name, value in fields.items():

@@ -7,13 +7,13 @@ block.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from sglang.srt.arg_groups.fields import DERIVED, LEAVES, NAMESPACES
 from sglang.srt.arg_groups.overrides import resolution_result
 from sglang.srt.runtime_context.identities import plain_integer
+from sglang.srt.runtime_context.near_names import nearest
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack, refuse_copy
 from sglang.srt.runtime_context.widths import published_widths
 
@@ -97,8 +97,7 @@ def _hint(name: str, bag: Bag) -> str:
         return f"; it is in get_{top}(){'.' + rest if rest else ''}"
     if home is not None:
         return "; the published record does not carry it"
-    near = difflib.get_close_matches(name, list(bag.__dict__), n=3)
-    return f"; nearest: {', '.join(near)}" if near else ""
+    return nearest(name, bag.__dict__)
 
 
 def namespace_of(name: str) -> str | None:

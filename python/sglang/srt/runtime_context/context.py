@@ -6,16 +6,17 @@ Read everywhere through `get_context()`, `get_parallel()`, `get_schedule()` and 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from sglang.srt.arg_groups.fields import DERIVED, LEAVES
 from sglang.srt.platforms.device import make_stream
 from sglang.srt.runtime_context.bags import PARALLEL, Bag, namespace_of
 from sglang.srt.runtime_context.flags import Flags
 from sglang.srt.runtime_context.forward import ForwardFlags
+from sglang.srt.runtime_context.near_names import nearest
 from sglang.srt.runtime_context.parallel import ParallelContext
 from sglang.srt.runtime_context.publication import (
     OverrideEntry,
@@ -213,22 +214,14 @@ class RuntimeContext:
 def _home_of(name: str) -> str:
     home = namespace_of(name)
     if home is None:
-        near = difflib.get_close_matches(name, _override_names(), n=3)
-        raise ValueError(
-            f"no published leaf is called '{name}'" + (f"; nearest: {', '.join(near)}" if near else "")
-        )
+        known = [*LEAVES, *(name for quotients in DERIVED.values() for name in quotients)]
+        raise ValueError(f"no published leaf is called '{name}'{nearest(name, known)}")
     if home == PARALLEL:
         raise ValueError(
             f"'{name}' is placement, which is checked as a whole: use get_parallel().override({name}=...) "
             "for a block or override_permanently() for good"
         )
     return home
-
-
-def _override_names() -> list[str]:
-    from sglang.srt.arg_groups.fields import DERIVED, LEAVES
-
-    return [*LEAVES, *(name for quotients in DERIVED.values() for name in quotients)]
 
 
 _CONTEXT = RuntimeContext()

@@ -6,9 +6,9 @@ configuration: what the operator or resolution decided is in the bags.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from sglang.srt.runtime_context.near_names import nearest
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack, refuse_copy
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ class FlagGroupBase:
         return Scope(self._scopes, leaves)
 
     def _near(self, name: str) -> str:
-        near = difflib.get_close_matches(name, list(self._leaves), n=3)
-        return f"; nearest: {', '.join(near)}" if near else f"; declared: {', '.join(sorted(self._leaves))}"
+        return nearest(name, self._leaves) or f"; declared: {', '.join(sorted(self._leaves))}"
 
 
 class CaptureFlags(FlagGroupBase):

@@ -7,11 +7,11 @@ thread and must not be read there.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
+from sglang.srt.runtime_context.near_names import nearest
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack, refuse_copy, scope_function
 
 if TYPE_CHECKING:
@@ -117,5 +117,5 @@ def _refuse_unknown(names: list[str]) -> None:
     declared = [*_GRAPH_VISIBLE, *sorted(_CONTEXT_LOCAL)]
     for name in names:
         if name not in declared:
-            near = difflib.get_close_matches(name, declared, n=3) or declared
-            raise ValueError(f"unknown forward flag {name!r}; nearest: {', '.join(near)}")
+            near = nearest(name, declared) or f"; declared: {', '.join(declared)}"
+            raise ValueError(f"unknown forward flag {name!r}{near}")

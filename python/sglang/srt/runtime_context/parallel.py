@@ -7,7 +7,6 @@ groups are found by dotted name.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
 from sglang.srt.runtime_context.identities import GROUP_WIDTHS, plain_integer, validate_parallel
+from sglang.srt.runtime_context.near_names import nearest
 from sglang.srt.runtime_context.parallel_names import COMPUTED, COUNTS, LIVE_READS, SPAWN_FACTS, ParallelNames
 from sglang.srt.runtime_context.scopes import Scope, ScopeStack
 
@@ -297,20 +297,16 @@ def _live_answer(parallel: ParallelContext, name: str) -> Any:
 
 
 def _has_no(name: str) -> str:
-    near = difflib.get_close_matches(name, sorted(_FIELDS), n=3)
-    return f"ParallelContext has no '{name}'" + (f"; nearest: {', '.join(near)}" if near else "")
+    return f"ParallelContext has no '{name}'{nearest(name, sorted(_FIELDS))}"
 
 
 def _refuse_unknown(names: dict[str, Any]) -> None:
     if names.keys() <= _FIELDS:
         return
     unknown = sorted(names.keys() - _FIELDS)
-    near = sorted(
-        {match for name in unknown for match in difflib.get_close_matches(name, sorted(_FIELDS), n=2)}
-    )
     raise ValueError(
         f"unknown parallel field{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}"
-        + (f"; nearest: {', '.join(near)}" if near else "")
+        f"{nearest(unknown[0], sorted(_FIELDS))}"
     )
 
 

@@ -19,6 +19,7 @@ from sglang.srt.distributed.communication_op import (
 from sglang.srt.layers.linear import Axis, axis_place
 from sglang.srt.layers.quantization.base_config import StoredWeight
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.weights.head_share import AxisShare
 from sglang.srt.layers.weights.parameter import LoadableParameter, Place
 
 
@@ -29,11 +30,10 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.rank, self.width = axis_place("attn_tp")
         self.tensor_name = f"{name}.weight"
-        place = Place.shard(
-            self.tensor_name, (vocab_size, hidden_size), dim=0, rank=self.rank, size=self.width
-        )
-        self.first_id = place.share.start
-        self.weight = LoadableParameter(torch.empty(place.share.room, hidden_size, dtype=dtype), [place])
+        share = AxisShare.even(vocab_size, self.rank, self.width)
+        place = Place(self.tensor_name, (vocab_size, hidden_size), 0, 0, share)
+        self.first_id = share.start
+        self.weight = LoadableParameter(torch.empty(share.room, hidden_size, dtype=dtype), [place])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.width == 1:
@@ -80,9 +80,10 @@ class ParallelLMHead(nn.Module):
             table.on_filled = pack_table
             return
         tensor_name = f"{name}.weight" if tied_to is None else tied_to.tensor_name
-        place = Place.shard(tensor_name, (vocab_size, hidden_size), dim=0, rank=rank, size=self.width)
-        self.columns = place.share.room * self.width
-        method.create_weights(self, (place.share.room, hidden_size), [place], dtype)
+        share = AxisShare.even(vocab_size, rank, self.width)
+        place = Place(tensor_name, (vocab_size, hidden_size), 0, 0, share)
+        self.columns = share.room * self.width
+        method.create_weights(self, (share.room, hidden_size), [place], dtype)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.stored.apply(hidden, None).float()

@@ -14,7 +14,6 @@ class Evictable(Protocol):
     """What an order may look at."""
 
     last_use: int
-    uses: int
 
 
 #: The priority of a node; the smallest goes first. It may only grow while the node lives: the tree's heap

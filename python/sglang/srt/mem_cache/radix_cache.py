@@ -26,7 +26,7 @@ _NOTHING = np.zeros(0, dtype=np.int64)
 class _Node(CacheNode):
     """One edge and its lower end: `ids` follow the parent's, `slots[i]` holds the cached token `ids[i]`."""
 
-    __slots__ = ("children", "ids", "in_heap", "last_use", "locks", "namespace", "parent", "slots", "uses")
+    __slots__ = ("children", "ids", "in_heap", "last_use", "locks", "namespace", "parent", "slots")
 
     def __init__(
         self, parent: _Node | None, namespace: str | None, ids: np.ndarray, slots: np.ndarray, last_use: int
@@ -38,7 +38,6 @@ class _Node(CacheNode):
         self.children: dict[Hashable, _Node] = {}
         self.locks = 0
         self.last_use = last_use
-        self.uses = 0
         self.in_heap = False
 
 
@@ -174,7 +173,6 @@ class RadixCache(BasePrefixCache):
             if common < len(child.ids):
                 child = self._split(child, common)
             child.last_use = self._clock
-            child.uses += 1
             pieces.append(child.slots)
             node = child
             ids = ids[common:]
@@ -189,7 +187,6 @@ class RadixCache(BasePrefixCache):
         assert parent is not None
         upper = _Node(parent, node.namespace, node.ids[:at], node.slots[:at], node.last_use)
         upper.locks = node.locks
-        upper.uses = node.uses
         parent.children[self._page_key(node.ids)] = upper
         node.ids = node.ids[at:]
         node.slots = node.slots[at:]

@@ -71,17 +71,6 @@ class Place:
         """Every rank holds the whole tensor."""
         return cls(name, shape, 0, 0, AxisShare.whole(shape[0]))
 
-    @classmethod
-    def shard(
-        cls, name: str, shape: tuple[int, ...], *, dim: int, rank: int, size: int, start: int = 0
-    ) -> Place:
-        """Rank `rank` of `size` holds an equal slice along `dim`, rounded up, at `start` of the parameter.
-
-        Column shards (output features) cut dimension 0 of a weight [out, in], row shards (input features)
-        dimension 1.
-        """
-        return cls(name, shape, dim, start, AxisShare.even(shape[dim], rank, size))
-
     @property
     def part_shape(self) -> tuple[int, ...]:
         """The shape of what this rank reads."""

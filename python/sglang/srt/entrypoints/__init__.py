@@ -1,1 +1,1 @@
-"""The doors: HTTP server, OpenAI routes, Engine, and the entry of a rank process."""
+"""The doors of the engine: the HTTP server with its routes, and `Engine` for Python."""

@@ -1,8 +1,8 @@
 """Owns a tokenizer manager without an engine: it answers requests with outputs that a test wrote down.
 
-Read by the unit tests of the HTTP routes. Parameters are checked by the real `SamplingParams`, chats rendered
-by the real `ModelTemplates`; nothing else is real. Must not grow rules of its own: what a test does not
-script does not happen.
+Read by the unit tests of the HTTP routes. Parameters are checked by the real `sampling_fields`, chats
+rendered by the real `ModelTemplates`; nothing else is real. It must not have rules of its own: what a test
+does not script does not happen.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Included by the HTTP server. It must not check what the tokenizer manager checks
 from __future__ import annotations
 
 import contextlib
-from typing import Protocol
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -15,19 +14,12 @@ from sglang.srt.entrypoints.http.dp_rank_header import dp_rank_of_header
 from sglang.srt.entrypoints.http.errors import json_response, rejected_response, stream_error
 from sglang.srt.entrypoints.http.request_body import read_json
 from sglang.srt.entrypoints.http.sse import EventSource, EventStream
+from sglang.srt.entrypoints.http.status import ServerStatus
 from sglang.srt.entrypoints.native.generate_fields import parse_generate
-from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages.errors import RequestRejected
 
 
-class ManagerSource(Protocol):
-    """Where the tokenizer manager comes from once the engine is up."""
-
-    @property
-    def manager(self) -> TokenizerManager: ...
-
-
-def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRouter:
+def build_native_router(status: ServerStatus, *, incremental: bool) -> APIRouter:
     """`/generate`, POST and PUT. `incremental` makes streams carry what is new instead of all so far."""
     router = APIRouter(tags=["native"])
 
@@ -39,7 +31,7 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
             replica = dp_rank_of_header(request.headers)
             if replica is not None:
                 obj.routed_dp_rank = replica
-            items = source.manager.generate_request(
+            items = status.manager.generate_request(
                 obj, request.is_disconnected, incremental=incremental and obj.stream is True
             )
             if obj.stream:
@@ -47,8 +39,9 @@ def build_native_router(source: ManagerSource, *, incremental: bool) -> APIRoute
                 await events.begin()
                 return EventStream(events, on_error=stream_error)
             async with contextlib.aclosing(items):
-                return json_response(await anext(items))
+                answer = await anext(items)
         except (RequestRejected, ValueError) as error:
             return rejected_response(error)
+        return json_response(answer)
 
     return router

@@ -1,8 +1,8 @@
 """Owns the fields of the OpenAI request bodies that act, and how a body is checked against all known ones.
 
 Read by the chat and completions routes, and by `field_docs`, which makes the tables of docs/openai_api.md.
-What does not act is listed in `unserved_fields`. It must not act: no tokenizer, no engine. Ranges of sampling
-values are checked once, by `SamplingParams`.
+What does not act is listed in `unserved_fields`. It must not check the ranges of sampling values, which
+`sampling_fields` does, nor use a tokenizer or the engine.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ _alternatives = integer_in(0, MAX_TOP_LOGPROBS)
 class Acts:
     """A field that does what `doc` says.
 
-    `check` judges the value; with `sampling` the value goes under that name to `SamplingParams`, which judges
-    it. `same_as` is the field that this one is another name of. `parts` are the known keys of an object.
+    `check` checks the value; with `sampling` it goes under that name to `sampling_fields`, to be checked
+    there. `same_as` is the field that this one is another name of. `parts` are the known keys of an object.
     `harmless` are values that ask for nothing, so that a route without the field bears them.
     """
 

@@ -156,17 +156,13 @@ def _rids(obj: GenerateReqInput, count: int | None) -> list[str]:
     return [text("rid", rid) for rid in obj.rid]
 
 
-#: Fields that are a list even for one prompt.
-_LISTS_BY_NATURE = frozenset({"token_ids_logprob"})
-
-
 def _value_of(obj: GenerateReqInput, name: str, i: int, count: int | None) -> object:
     """The value for prompt `i`: one value for all, or the i-th of a list of the batch's length."""
     value = getattr(obj, name)
     if not isinstance(value, list):
         return value
-    if name in _LISTS_BY_NATURE and not (value and (value[0] is None or isinstance(value[0], list))):
-        return value
+    if name == "token_ids_logprob" and not (value and (value[0] is None or isinstance(value[0], list))):
+        return value  # a list even for one prompt
     if count is None:
         raise refused(name, "a list of values needs a batch of prompts")
     if len(value) != count:

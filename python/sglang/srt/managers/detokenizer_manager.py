@@ -27,7 +27,7 @@ class DetokenizerManager:
         return len(self._states)
 
     def check_room(self, count: int) -> None:
-        """Refuse (503) what would go over the limit on states kept at once."""
+        """Refuse (503) so many sequences more, where they would go over the limit."""
         limit = envs.SGLANG_DETOKENIZER_MAX_STATES.get()
         if len(self._states) + count > limit:
             raise RequestRejected(
@@ -38,7 +38,7 @@ class DetokenizerManager:
             )
 
     def register(self, rid: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """A sequence is about to be sent."""
+        """Begin the text of a sequence that is about to be sent."""
         if self._tokenizer is not None:
             self._states[rid] = IncrementalDetokenizer(
                 self._tokenizer,

@@ -1,4 +1,4 @@
-"""Owns a real server process for tests: started on a free port with its own socket folder, and ended.
+"""Owns a real server process for tests, on a free port and with a socket folder of its own.
 
 Used by the server lane. `python -m sglang.test.server.server_fixture RANK_MODULE ARGS` is the server over
 ranks of another module. It must not leave a process or a file behind, whatever a test does.

@@ -25,7 +25,6 @@ class TokenLogprobs(msgspec.Struct, kw_only=True):
     token_id: int
     logprob: float | None
     top: list[tuple[float, int]] = []
-    is_prompt: bool = False
 
 
 def finite(value: float | None) -> float | None:
@@ -49,7 +48,6 @@ def read_native(meta: MetaInfo, part: Literal["input", "output"]) -> list[TokenL
                 token_id=token_id,
                 logprob=finite(logprob),
                 top=[(_floored(value), other) for value, other, *_ in top],
-                is_prompt=part == "input",
             )
         )
     return tokens

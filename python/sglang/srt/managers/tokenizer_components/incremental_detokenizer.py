@@ -20,7 +20,7 @@ _CONTEXT = 6
 
 
 class IncrementalDetokenizer:
-    """Text of one sequence behind `prompt_ids`. `append` takes new ids, `text` is what may be shown by now.
+    """Text of one sequence after its prompt. `append` takes new ids, `text` is what may be shown by now.
 
     Only a window of the last ids is decoded again at each step. It begins at a character border and with ids
     whose text is known, the first time with the end of the prompt, so that the text that it adds is what the

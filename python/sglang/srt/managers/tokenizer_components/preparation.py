@@ -56,22 +56,25 @@ class RequestPreparer:
 
     async def messages(self, obj: GenerateReqInput) -> list[TokenizedGenerateReqInput]:
         """The messages of a request: prompt by prompt, n samples each. Raises `RequestRejected`."""
-        limits, tokenizer = self._limits, self._tokenizer
         prompts: list[SinglePrompt] = []
-        for prompt in split_request(obj, defaults=limits.sampling_defaults, check_room=self._check_room):
-            check_prompt(prompt, limits)
+        defaults = self._limits.sampling_defaults
+        for prompt in split_request(obj, defaults=defaults, check_room=self._check_room):
+            check_prompt(prompt, self._limits)
             prompts.append(prompt)
-        messages: list[TokenizedGenerateReqInput] = []
-        for prompt, ids in zip(prompts, await self._tokenize(prompts)):
-            whole = finished_message(prompt, ids, limits)
-            if tokenizer is not None:
-                whole.special_stops = {
-                    token_id: stop
-                    for stop in prompt.params.stop
-                    if (token_id := tokenizer.special_id(stop)) is not None
-                }
-            messages += samples_of(whole, stream=obj.stream, fresh_seed=self._seeds.getrandbits(63))
-        return messages
+        whole = [self._finished(prompt, ids) for prompt, ids in zip(prompts, await self._tokenize(prompts))]
+        # Only now: a refused request draws no seed, so it changes no answer of another one.
+        return [
+            sample
+            for message in whole
+            for sample in samples_of(message, stream=obj.stream, fresh_seed=self._seeds.getrandbits(63))
+        ]
+
+    def _finished(self, prompt: SinglePrompt, ids: list[int]) -> TokenizedGenerateReqInput:
+        message = finished_message(prompt, ids, self._limits)
+        if self._tokenizer is not None:
+            special_ids = {stop: self._tokenizer.special_id(stop) for stop in message.sampling_params.stop}
+            message.special_stops = {i: stop for stop, i in special_ids.items() if i is not None}
+        return message
 
     async def _tokenize(self, prompts: list[SinglePrompt]) -> list[list[int]]:
         texts = [prompt.text for prompt in prompts if prompt.text is not None]

@@ -65,7 +65,7 @@ class Communicator:
         self.barrier.wait(timeout_s)
 
     def claim(self, group: Named) -> None:
-        """This thread is about to use it for ``group``. RuntimeError where a thread that lives used it last
+        """This thread is about to use it for `group`. RuntimeError where a thread that lives used it last
         for another group."""
         thread = threading.current_thread()
         if self._used_for.get(thread) is not group:

@@ -97,7 +97,7 @@ def test_a_stamped_or_stated_name_asks_no_group(name: str) -> None:
 
 
 def test_none_is_an_answer_in_a_scope_and_in_a_stamp() -> None:
-    """A look-up by ``is None`` would fall through to the published value or to a group that is not there."""
+    """A look-up by `is None` would fall through to the published value or to a group that is not there."""
     parallel = _published(max_ep_size=7)
     parallel.override_permanently(dp_rank=None)
     assert parallel.dp_rank is None

@@ -53,8 +53,8 @@ def draw_reference(
 ) -> int:
     """Draw from one row of logits [vocab].
 
-    Tokens are ranked by probability, the lower id first where two are equal. Kept is the longest head of that
-    ranking within all three limits: `top_k` tokens (-1: all); the fewest tokens that together reach `top_p`;
+    Tokens are ranked by probability, the lower id first where two are equal. The first of them are kept, as
+    many as all three limits allow: `top_k` tokens (-1: all); the fewest tokens that together reach `top_p`;
     tokens of at least `min_p` times the highest probability. All three look at the probabilities of the whole
     vocabulary; the first token is always kept.
 

@@ -101,7 +101,7 @@ class ForwardBatch:
 class DrawnTokens:
     """What the sampler gave, one entry a row of logits; a device may still be computing the tensors.
 
-    `failures` are places in `ROW_FAILURES`. The token of a failed row means nothing.
+    `failures` are indices into `ROW_FAILURES`. The token of a failed row means nothing.
     """
 
     token_ids: torch.Tensor  # [rows]

@@ -1,7 +1,7 @@
 """Owns what changes logits before a draw: penalties for repeated tokens, logit bias, suppressed end tokens.
 
 Read by the sampler. Everything is derived from each request's own output ids, so no batch change can disturb
-it; it must not keep state between steps.
+it; nothing is kept between steps.
 """
 
 from __future__ import annotations

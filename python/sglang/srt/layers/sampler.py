@@ -35,7 +35,7 @@ class Sampler:
         Where every row is plain greedy and asks for no log-probabilities, nothing here waits for the device.
         """
         requests = logprob_requests or [None] * len(states)
-        failures = torch.isfinite(logits.sum(dim=-1)).logical_not_().long() * _NOT_FINITE
+        failures = torch.where(torch.isfinite(logits.sum(dim=-1)), _FINE, _NOT_FINITE)
         plain = all(state.is_plain_greedy for state in states)
         if plain and not any(requests):
             return DrawnTokens(logits.argmax(dim=-1), failures, [None] * len(states))

@@ -31,9 +31,9 @@ from sglang.srt.models.common.mlp import GatedMLP
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each after a norm and added to the residual stream.
 
-    Another placement of norms is a subclass, made by `make_layer`. Attention runs over this replica's rows,
-    the feed-forward over those of all attention-DP replicas: an idle replica has no rows, skips the first and
-    takes part in the second.
+    An architecture that places norms otherwise makes a subclass of this in `make_layer`. Attention runs over
+    this replica's rows, the feed-forward over those of all attention-DP replicas: an idle replica has no
+    rows, skips the first and takes part in the second.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def _length(first: torch.Tensor) -> int:
     return int.from_bytes(first[:_LENGTH_BYTES].numpy().tobytes(), "little")
 
 
-def describe(tensors: dict[str, Any] | None) -> dict[str, list[Any]] | None:
+def describe(tensors: dict[str, object] | None) -> dict[str, list[Any]] | None:
     """What a peer must know before the tensors arrive: their shapes and dtypes, and the plain values."""
     if tensors is None:
         return None
@@ -89,7 +89,7 @@ def describe(tensors: dict[str, Any] | None) -> dict[str, list[Any]] | None:
 
 def unfold(
     table: dict[str, list[Any]] | None, empty: Callable[[list[int], torch.dtype, bool], torch.Tensor]
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """The dict behind a description, with tensors still to be filled."""
     if table is None:
         return None
@@ -99,7 +99,7 @@ def unfold(
     }
 
 
-def tensors_of(tensors: dict[str, Any] | None) -> list[torch.Tensor]:
+def tensors_of(tensors: dict[str, object] | None) -> list[torch.Tensor]:
     """The tensors to send, in order; those without elements are left out."""
     values = () if tensors is None else tensors.values()
     return [value for value in values if isinstance(value, torch.Tensor) and value.numel()]

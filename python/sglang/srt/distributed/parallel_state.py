@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed
@@ -220,7 +219,11 @@ def tensor_scope(find_group: Callable[[], GroupCoordinator], *, owns_attention: 
     if _TP_STATE_PATCHED:
         raise AssertionError("a draft tensor scope is open already; scopes of one kind do not nest")
     group = find_group()
-    names: dict[str, Any] = {"tp_group": group, "tp_size": group.world_size, "tp_rank": group.rank_in_group}
+    names: dict[str, object] = {
+        "tp_group": group,
+        "tp_size": group.world_size,
+        "tp_rank": group.rank_in_group,
+    }
     if owns_attention:
         names.update(_owned_by(group))
     with get_parallel().override(**names):
@@ -231,7 +234,7 @@ def tensor_scope(find_group: Callable[[], GroupCoordinator], *, owns_attention: 
             _TP_STATE_PATCHED = False
 
 
-def _owned_by(group: GroupCoordinator) -> dict[str, Any]:
+def _owned_by(group: GroupCoordinator) -> dict[str, object]:
     """Attention and expert placement of a model that runs on `group` alone."""
     width, rank, alone = group.world_size, group.rank_in_group, _SELF_PP
     return {

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed
 
@@ -42,7 +41,7 @@ def join_world(
     world_size: int,
     local_rank: int,
     timeout_s: float | None,
-    configuration: dict[str, Any],
+    configuration: dict[str, object],
     meeting_timeout_s: float | None = None,
     backend: str = "gloo",
 ) -> None:
@@ -146,7 +145,7 @@ class _ConfigurationCheck:
         self._limit = limit
         self._deadline = time.monotonic() + limit
 
-    def compare(self, configuration: dict[str, Any]) -> None:
+    def compare(self, configuration: dict[str, object]) -> None:
         """Return when every rank has the configuration of rank 0."""
         mine = json.loads(json.dumps({"world_size": self._world_size} | configuration, sort_keys=True))
         if self._store.add(self._key("arrivals", self._rank), 1) > 1:
@@ -228,7 +227,7 @@ class _ConfigurationCheck:
         return f"meeting/{kind}/{rank}"
 
 
-def _difference(rank: int, mine: dict[str, Any], first: dict[str, Any]) -> str:
+def _difference(rank: int, mine: dict[str, object], first: dict[str, object]) -> str:
     """Each name that differs, with both values; empty when none does."""
     absent = object()
     names = [name for name in sorted(mine | first) if mine.get(name, absent) != first.get(name, absent)]
@@ -240,5 +239,5 @@ def _difference(rank: int, mine: dict[str, Any], first: dict[str, Any]) -> str:
     return f"world rank {rank} was started with other settings than world rank 0: {'; '.join(parts)}."
 
 
-def _shown(values: dict[str, Any], name: str) -> str:
+def _shown(values: dict[str, object], name: str) -> str:
     return repr(values[name]) if name in values else "not known"

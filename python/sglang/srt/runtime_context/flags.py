@@ -20,7 +20,7 @@ __all__ = ["CaptureFlags", "DpFlags", "FlagGroupBase", "Flags", "MoeFlags"]
 class FlagGroupBase:
     """A group of declared leaves: a subclass annotates them with defaults; nothing else can be set."""
 
-    _leaves: ClassVar[dict[str, Any]] = {}
+    _leaves: ClassVar[dict[str, object]] = {}
     _accessor: ClassVar[str] = "get_flags()"
     _scopes: ScopeStack
 
@@ -42,7 +42,7 @@ class FlagGroupBase:
     def __reduce__(self) -> NoReturn:
         refuse_copy(type(self).__name__, self._accessor)
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """Every leaf with its current value."""
         return {name: getattr(self, name) for name in self._leaves}
 
@@ -130,11 +130,11 @@ class Flags:
         """Where scopes of the groups are kept."""
         return [group._scopes for group in (self.capture, self.moe, self.dp)]
 
-    def snapshot(self) -> dict[str, dict[str, Any]]:
+    def snapshot(self) -> dict[str, dict[str, object]]:
         """All leaves of all groups, for `restore`."""
         return {"capture": self.capture.values(), "moe": self.moe.values(), "dp": self.dp.values()}
 
-    def restore(self, saved: dict[str, dict[str, Any]]) -> None:
+    def restore(self, saved: dict[str, dict[str, object]]) -> None:
         for group_name, leaves in saved.items():
             group: FlagGroupBase = getattr(self, group_name)
             for name, value in leaves.items():

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from sglang.srt.arg_groups.arg_utils import derived_of, leaves_of
 from sglang.srt.arg_groups.fields.parallel import Parallel
@@ -49,26 +49,26 @@ class ParallelContext(ParallelNames):
     )
 
     #: What is published; None before that.
-    _config: dict[str, Any] | None
+    _config: dict[str, object] | None
     #: Answers that `override_permanently` or the spawn stated; they go before the published ones.
-    _stamp: dict[str, Any]
+    _stamp: dict[str, object]
     #: Names that the open scopes state; they go before everything.
-    _overrides: dict[str, Any]
+    _overrides: dict[str, object]
     #: The open scopes, which write `_overrides`.
     _scopes: ScopeStack
     #: What a read looks into: `_overrides`, then config and stamp merged, made anew when one of them changes.
     #: One slot, because reading a slot costs more in a class with `__getattr__`.
-    _layers: tuple[dict[str, Any], dict[str, Any]]
+    _layers: tuple[dict[str, object], dict[str, object]]
     #: Scopes that passed the check: stated names -> the live answers that the check used. Emptied with
     #: `_layers`.
-    _passed_checks: dict[object, dict[str, Any]]
+    _passed_checks: dict[object, dict[str, object]]
     #: Entered around the write of a stamp, with the act and the names that are written or dropped.
     _around_stamp: Callable[[str, set[str]], AbstractContextManager[None]] | None
 
     def __init__(
         self, *, around_stamp: Callable[[str, set[str]], AbstractContextManager[None]] | None = None
     ) -> None:
-        overrides: dict[str, Any] = {}
+        overrides: dict[str, object] = {}
         for slot, value in (
             ("_overrides", overrides),
             ("_scopes", ScopeStack("get_parallel()", overrides)),
@@ -77,7 +77,7 @@ class ParallelContext(ParallelNames):
             object.__setattr__(self, slot, value)
         self.put(None, {})
 
-    def put(self, config: dict[str, Any] | None, stamp: dict[str, Any]) -> None:
+    def put(self, config: dict[str, object] | None, stamp: dict[str, object]) -> None:
         """Replace what is published and stamped; only a publication in force and its undoing call this."""
         object.__setattr__(self, "_config", config)
         object.__setattr__(self, "_stamp", stamp)
@@ -156,7 +156,7 @@ class ParallelContext(ParallelNames):
                 "close the scope first"
             )
 
-    def _check_scope(self, names: dict[str, Any]) -> None:
+    def _check_scope(self, names: dict[str, object]) -> None:
         """Check the identities with `names` stated on top of the open scopes.
 
         Drafts enter the same scope several times a step, so a verdict is kept for as long as publication and
@@ -188,7 +188,7 @@ class ParallelContext(ParallelNames):
             }
 
     def _check(
-        self, who: str, names: dict[str, Any], *, stated: dict[str, Any], stamp: dict[str, Any]
+        self, who: str, names: dict[str, object], *, stated: dict[str, object], stamp: dict[str, object]
     ) -> ParallelContext:
         candidate = ParallelContext()
         candidate._overrides.update(stated)
@@ -206,7 +206,7 @@ class ParallelContext(ParallelNames):
     def __reduce__(self) -> NoReturn:
         raise TypeError("placement belongs to its process; publish() the record there and ask get_parallel()")
 
-    def outside_scopes(self) -> Mapping[str, Any]:
+    def outside_scopes(self) -> Mapping[str, object]:
         """What is published and stamped, by name: the answers outside of any scope."""
         return self._layers[1]
 
@@ -255,11 +255,11 @@ _ASKED_ANEW = frozenset({"launch_world_rank", "world_group"})
 _PLAIN = (bool, float, int, str, type(None))
 
 
-def _in_plain_integers(names: dict[str, Any]) -> dict[str, Any]:
+def _in_plain_integers(names: dict[str, object]) -> dict[str, object]:
     return {name: value if name.endswith("_group") else plain_integer(value) for name, value in names.items()}
 
 
-def _may_be_kept(stated: dict[str, Any], groups: list[str]) -> bool:
+def _may_be_kept(stated: dict[str, object], groups: list[str]) -> bool:
     """Whether a verdict over these will be found again only where it still holds. A group is known by what it
     is, and by its shape."""
     parts = [value for name, value in stated.items() if not name.endswith("_group")]
@@ -268,11 +268,11 @@ def _may_be_kept(stated: dict[str, Any], groups: list[str]) -> bool:
     return all(type(part) in _PLAIN for part in parts)
 
 
-def _groups_in(names: dict[str, Any]) -> list[str]:
+def _groups_in(names: dict[str, object]) -> list[str]:
     return [name for name in GROUP_WIDTHS if name in names]
 
 
-def _check_key(stated: dict[str, Any], groups: list[str]) -> tuple[object, ...]:
+def _check_key(stated: dict[str, object], groups: list[str]) -> tuple[object, ...]:
     """What a check depends on beside config, stamp and live ranks: stated values, their types, stated groups.
 
     Types, because `True == 1` and the identities skip a bool.
@@ -286,7 +286,7 @@ def _check_key(stated: dict[str, Any], groups: list[str]) -> tuple[object, ...]:
     return tuple(key)
 
 
-def _live_answer(parallel: ParallelContext, name: str) -> Any:
+def _live_answer(parallel: ParallelContext, name: str) -> object:
     """The rank or width that the process group answers; None without a group."""
     if not parallel.readable_now(name):
         return None
@@ -300,7 +300,7 @@ def _has_no(name: str) -> str:
     return f"ParallelContext has no '{name}'{nearest(name, sorted(_FIELDS))}"
 
 
-def _refuse_unknown(names: dict[str, Any]) -> None:
+def _refuse_unknown(names: dict[str, object]) -> None:
     if names.keys() <= _FIELDS:
         return
     unknown = sorted(names.keys() - _FIELDS)
@@ -310,10 +310,10 @@ def _refuse_unknown(names: dict[str, Any]) -> None:
     )
 
 
-def _reader(name: str, otherwise: Callable[[ParallelContext], Any], doc: str) -> property:
+def _reader(name: str, otherwise: Callable[[ParallelContext], object], doc: str) -> property:
     """A property for `name`, a closure variable that dynamo treats as a constant."""
 
-    def read(self: ParallelContext) -> Any:
+    def read(self: ParallelContext) -> object:
         overrides, settled = self._layers
         if name in overrides:
             return overrides[name]
@@ -350,7 +350,7 @@ def _quotient(name: str) -> property:
 
 
 def _live(name: str, getter: str) -> property:
-    def ask_group(self: ParallelContext) -> Any:
+    def ask_group(self: ParallelContext) -> object:
         module = sys.modules.get(GETTER_MODULE) or import_module(GETTER_MODULE)
         try:
             return getattr(module, getter)()

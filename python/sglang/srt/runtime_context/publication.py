@@ -72,7 +72,7 @@ class Publication:
     draft_bound: int | None
     log: list[OverrideEntry] = field(default_factory=list)
     #: Flags seeded at publish: (group, leaf) -> value.
-    seeds: dict[tuple[str, str], Any] = field(default_factory=dict)
+    seeds: dict[tuple[str, str], object] = field(default_factory=dict)
 
 
 def build_publication(record: object, *, role: str | None, ranks: SpawnRanks | None) -> Publication:

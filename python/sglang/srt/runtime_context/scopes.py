@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec
+from typing import NoReturn, ParamSpec
 
 __all__ = ["Scope", "ScopeStack", "refuse_copy", "scope_function"]
 
@@ -30,7 +30,7 @@ class ScopeStack:
 
     __slots__ = ("_lock", "_open", "_values", "place")
 
-    def __init__(self, place: str, values: dict[str, Any]) -> None:
+    def __init__(self, place: str, values: dict[str, object]) -> None:
         self.place = place
         self._values = values
         self._open: list[Scope] = []
@@ -59,7 +59,7 @@ class ScopeStack:
         with self._lock:
             yield
 
-    def open(self, scope: Scope, check: Callable[[dict[str, Any]], None] | None) -> None:
+    def open(self, scope: Scope, check: Callable[[dict[str, object]], None] | None) -> None:
         """Check and state the names; no other thread states one in between."""
         with self._lock:
             if check is not None:
@@ -112,10 +112,13 @@ class Scope:
     __slots__ = ("_check", "_entered", "_opened_at", "_stack", "before", "names")
 
     #: Values of the names before the scope opened; a name that is missing had none.
-    before: dict[str, Any]
+    before: dict[str, object]
 
     def __init__(
-        self, stack: ScopeStack, names: dict[str, Any], check: Callable[[dict[str, Any]], None] | None = None
+        self,
+        stack: ScopeStack,
+        names: dict[str, object],
+        check: Callable[[dict[str, object]], None] | None = None,
     ) -> None:
         self._entered = False
         self._stack = stack
@@ -210,13 +213,13 @@ def refuse_copy(what: str, accessor: str) -> NoReturn:
     )
 
 
-def _replace(values: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+def _replace(values: dict[str, object], names: dict[str, object]) -> dict[str, object]:
     before = {name: values[name] for name in names if name in values}
     values.update(names)
     return before
 
 
-def _put_back(values: dict[str, Any], scope: Scope) -> None:
+def _put_back(values: dict[str, object], scope: Scope) -> None:
     before, names = scope.before, scope.names
     if not before and len(values) == len(names):  # the outermost scope of a place that holds nothing else
         values.clear()

@@ -65,7 +65,7 @@ def derive_parallel_widths(
     moe_dp_size: int,
     dcp_size: int,
     dcp_enabled: bool,
-) -> dict[str, Any]:
+) -> dict[str, int]:
     """The six quotients: `tp 8, attn_dp 2, attn_cp 2, ep 4, moe_dp 2` gives attn_tp 2, moe_tp 1."""
     attention = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=attn_dp_size)
     return {
@@ -93,7 +93,7 @@ def deployment_counts(
     }
 
 
-def published_widths(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def published_widths(leaves: Mapping[str, object]) -> dict[str, int]:
     """The quotients and counts of published leaves, without those that need a leaf which is missing.
 
     Raises ValueError when a width is below one: it would divide by zero or describe no layout.
@@ -101,7 +101,7 @@ def published_widths(leaves: Mapping[str, Any]) -> dict[str, Any]:
     low = [f"{name} >= 1: got {leaves[name]}" for name in WIDTH_LEAVES if _below_one(leaves.get(name))]
     if low:
         raise ValueError("set by publish: a parallel width must be at least 1\n  - " + "\n  - ".join(low))
-    given, widths = SimpleNamespace(**leaves), dict[str, Any]()
+    given, widths = SimpleNamespace(**leaves), dict[str, int]()
     with suppress(AttributeError):
         widths |= deployment_counts(
             tp_size=given.tp_size,

@@ -40,7 +40,7 @@ class WholeTokenizer(ByteTokenizer):
 def stages() -> list[str]:
     """The files of the way in, in the order of the page."""
     page = PAGE.read_text(encoding="utf-8")
-    text = page.split("**In, on the server's side**")[1].split("**One turn of the rank**")[0]
+    text = page.split("**In, on the server's side**")[1].split("**One step of the rank**")[0]
     names = dict.fromkeys(re.findall(r"`([\w/]+\.py)`", text))
     return [str(SRT / name if "/" in name else SRT / "entrypoints/openai" / name) for name in names]
 

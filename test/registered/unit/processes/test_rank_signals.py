@@ -31,7 +31,7 @@ from sglang.srt.processes.rank_life import RankLife
 life, config = RankLife.begin(sys.argv)
 for number in {sent}:
     os.kill(os.getpid(), number)
-life.say(io_struct.RankReady(world_rank=0, info={{}}))
+life.send(io_struct.RankReady(world_rank=0, info={{}}))
 threading.Event().wait()
 """
 

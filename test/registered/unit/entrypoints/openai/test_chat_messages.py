@@ -243,8 +243,8 @@ def test_only_a_chat_with_a_dropped_role_is_rendered_twice():
     tokenizer = ByteTokenizer(chat_template=template)
     tokenizer.templates.forms(template)
     rendered_chats = []
-    real = tokenizer.templates._render
-    tokenizer.templates._render = lambda *args, **kwargs: rendered_chats.append(1) or real(*args, **kwargs)
+    real = tokenizer.templates.render
+    tokenizer.templates.render = lambda *args, **kwargs: rendered_chats.append(1) or real(*args, **kwargs)
     rendered([USER, {"role": "assistant", "content": "x"}, USER], tokenizer=tokenizer)
     rendered([{"role": "system", "content": " "}, USER], tokenizer=tokenizer)
     assert len(rendered_chats) == 2

@@ -178,9 +178,6 @@ def test_building_in_the_wrong_order_names_the_missing_step() -> None:
             parallel_state.initialize_model_parallel()
 
 
-# -- a real world of one rank ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def one_rank() -> Any:
     _publish(0)

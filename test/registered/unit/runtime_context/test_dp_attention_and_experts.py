@@ -109,9 +109,6 @@ def test_attention_inputs_live_for_one_forward() -> None:
     assert get_forward().attn_inputs is None
 
 
-# -- experts -----------------------------------------------------------------------------------------------
-
-
 def _published_experts(**fields: Any) -> Any:
     context = published_topology(**fields)
     context.__enter__()

@@ -178,9 +178,6 @@ def test_many_threads_that_nest_properly_in_turn_never_meet_a_wrong_order() -> N
     assert failures == [] and parallel._overrides == {}
 
 
-# -- entered once ------------------------------------------------------------------------------------------
-
-
 @scope_function
 def _block() -> Iterator[None]:
     with get_parallel().override(nccl_port=1):

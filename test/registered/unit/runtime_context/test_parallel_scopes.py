@@ -196,9 +196,6 @@ def test_the_attention_dp_flag_follows_a_stamped_width(parallel: Any) -> None:
     assert not get_flags().dp.enabled
 
 
-# -- verdicts: a scope that was found to fit is not worked out again ---------------------------------------
-
-
 def _draft_names(group: Any) -> dict[str, Any]:
     return {
         "tp_group": group, "tp_size": 2, "tp_rank": 1, "attn_dp_size": 1, "attn_dp_rank": 0,

@@ -38,8 +38,6 @@ def _record(**fields: Any) -> Any:
     return ServerArgs(model_path="dummy", **fields)
 
 
-# -- placement ---------------------------------------------------------------------------------------------
-
 EXAMPLE = {
     "tp_size": 8, "pp_size": 2, "dp_size": 2, "enable_dp_attention": True, "attn_cp_size": 2,
     "ep_size": 4, "moe_dp_size": 2,
@@ -99,9 +97,6 @@ def test_a_joiner_is_counted_from_its_offset() -> None:
 def test_a_spawn_rank_is_a_number_from_zero_up(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         SpawnRanks(**bad)
-
-
-# -- checked whole before anything is replaced -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,9 +192,6 @@ def test_assert_published_tells_its_three_failures_apart_and_names_the_cure() ->
     with pytest.raises(RuntimeError, match="published under role 'tokenizer', not 'scheduler'"):
         assert_published(record, role="scheduler")
     assert_published(record, role="tokenizer")
-
-
-# -- what is projected -------------------------------------------------------------------------------------
 
 
 def test_a_declared_result_is_published_and_the_record_keeps_what_was_said() -> None:

@@ -121,9 +121,6 @@ def test_an_underscore_name_is_declared_if_it_is_a_field_and_seeded_if_not() -> 
             record.tp_size = 2
 
 
-# -- published_topology ------------------------------------------------------------------------------------
-
-
 def test_a_topology_is_what_a_spawned_rank_would_publish() -> None:
     with published_topology(
         tp_size=4, dp_size=2, enable_dp_attention=True, ranks={"world_rank": 2, "dp_rank": 1}

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from sglang.srt.entrypoints.openai.router import build_openai_router
 from sglang.srt.entrypoints.openai.serving_job import ServingSettings
-from sglang.test.fakes.scripted_manager import ScriptedManager
+from sglang.test.fakes.fake_manager import FakeManager
 
 #: A JSON object as a test reads it.
 Json = dict[str, Any]
@@ -23,7 +23,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def request(
-    manager: ScriptedManager,
+    manager: FakeManager,
     method: str,
     path: str,
     *,
@@ -44,7 +44,7 @@ def request(
     return asyncio.run(call())
 
 
-def post(manager: ScriptedManager, path: str, /, **body: Any) -> httpx.Response:
+def post(manager: FakeManager, path: str, /, **body: Any) -> httpx.Response:
     """POST these fields; a chat gets a message and a completion a prompt when the test gives none."""
     settings = body.pop("settings", None)
     if path == CHAT and "input_ids" not in body:

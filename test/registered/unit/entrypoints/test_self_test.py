@@ -19,7 +19,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.fakes.played_scheduler import LENGTH, PlayedScheduler, play
+from sglang.test.fakes.fake_scheduler import LENGTH, FakeScheduler, play
 from sglang.test.text_tokenizers import write_text_tokenizer
 from sglang.test.waiting import until
 
@@ -29,7 +29,7 @@ def self_test(manager: TokenizerManager) -> asyncio.Task[None]:
     return asyncio.create_task(EngineCore.self_test(core))
 
 
-async def asked(channel: PlayedScheduler) -> io_struct.TokenizedGenerateReqInput:
+async def asked(channel: FakeScheduler) -> io_struct.TokenizedGenerateReqInput:
     await until(lambda: channel.requests)
     return channel.requests[0]
 
@@ -39,7 +39,7 @@ def test_it_streams_a_text_of_the_tokenizer(tmp_path: pathlib.Path, kind: str) -
     """Only a stream makes text of every token by itself, which is where odd tokenizers failed."""
     tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, kind))
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = self_test(manager)
         request = await asked(channel)
         assert request.stream and request.input_ids == tokenizer.encode("The capital city of France is")
@@ -63,7 +63,7 @@ def test_a_token_without_text_fails_it(tmp_path: pathlib.Path) -> None:
         def __init__(self) -> None:
             self.__dict__.update(tokenizer.__dict__)
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = self_test(manager)
         request = await asked(channel)
         Poisoned.decode = decode  # type: ignore[assignment]
@@ -84,7 +84,7 @@ def test_a_vocabulary_without_a_word_of_its_text_is_asked_for_a_token(
     tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, "word-level"))
     tokenizer.encode = encode or cannot  # type: ignore[method-assign]
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = self_test(manager)
         assert (await asked(channel)).input_ids == [0]
         task.cancel()
@@ -106,7 +106,7 @@ def test_too_little_room_for_it_is_refused_by_the_flag(tmp_path: pathlib.Path, n
     tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, "byte-level"))
     needed = len(tokenizer.encode("The capital city of France is")) + 1
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         small: dict[str, Any] = {name: 3}
         manager.limits = dataclasses.replace(manager.limits, **small)
         with pytest.raises(ValueError, match=f"^{words}") as caught:
@@ -125,7 +125,7 @@ def test_a_self_test_that_is_never_done_names_what_allows_it_more_time(tmp_path:
     """The error of a clock has no words of its own."""
     tokenizer = load_tokenizer(write_text_tokenizer(tmp_path, "byte-level"))
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         with pytest.raises(TimeoutError, match=r"not done in 0 s; allow more with SGLANG_WARMUP_TIMEOUT, or"):
             await self_test(manager)
 

@@ -22,8 +22,8 @@ from sglang.srt.entrypoints.openai.serving_job import ServingSettings
 from sglang.srt.managers.tokenizer_components import preparation
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.test.fakes.played_scheduler import LENGTH, manager_over
-from sglang.test.fakes.scripted_manager import ByteTokenizer
+from sglang.test.fakes.fake_manager import ByteTokenizer
+from sglang.test.fakes.fake_scheduler import LENGTH, manager_over
 from sglang.test.server.openai_calls import CHAT
 
 SRT = pathlib.Path(sglang.__file__).parent / "srt"

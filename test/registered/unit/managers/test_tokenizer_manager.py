@@ -17,7 +17,7 @@ from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.fakes.played_scheduler import LENGTH, VOCAB, PlayedScheduler, play, whole
+from sglang.test.fakes.fake_scheduler import LENGTH, VOCAB, FakeScheduler, play, whole
 from sglang.test.tiny_models import write_tiny_tokenizer
 from sglang.test.waiting import until
 
@@ -30,7 +30,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_an_answer_carries_text_ids_and_counts(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = asyncio.create_task(whole(manager, text="hello", rid="r", return_prompt_token_ids=True))
         await until(lambda: channel.requests)
         ids = tokenizer.encode("ok")
@@ -50,7 +50,7 @@ def test_an_answer_carries_text_ids_and_counts(tokenizer: Tokenizer) -> None:
 
 
 def test_a_stream_is_cumulative_and_ends_once(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         items = manager.generate_request(GenerateReqInput(text="a", rid="r", stream=True))
         first = asyncio.ensure_future(anext(items))
         await until(lambda: channel.requests)
@@ -69,7 +69,7 @@ def test_a_stream_is_cumulative_and_ends_once(tokenizer: Tokenizer) -> None:
 
 
 def test_a_slow_reader_gets_the_news_of_several_steps_as_one_event(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         items = manager.generate_request(GenerateReqInput(input_ids=[5], rid="r", stream=True))
         first = asyncio.ensure_future(anext(items))
         await until(lambda: channel.requests)
@@ -99,7 +99,7 @@ def test_a_slow_reader_gets_the_news_of_several_steps_as_one_event(tokenizer: To
 def test_nothing_is_sent_of_a_request_that_is_refused(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
     """A batch with one bad prompt must not leave the good ones running."""
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         with pytest.raises(RequestRejected) as caught:
             await whole(manager, **fields)
         assert caught.value.status_code == 400
@@ -110,7 +110,7 @@ def test_nothing_is_sent_of_a_request_that_is_refused(tokenizer: Tokenizer, fiel
 
 
 def test_samples_have_own_rids_and_seeds_and_share_the_prompt(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         sampling = {"n": 3, "sampling_seed": 7}
         task = asyncio.create_task(whole(manager, text="a", rid="r", sampling_params=sampling))
         await until(lambda: len(channel.requests) == 3)
@@ -128,7 +128,7 @@ def test_samples_have_own_rids_and_seeds_and_share_the_prompt(tokenizer: Tokeniz
 def test_without_a_seed_two_calls_draw_differently_and_a_restart_repeats_them(tokenizer: Tokenizer) -> None:
     drawn: list[list[int | None]] = []
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         tasks = [asyncio.create_task(whole(manager, text="a")) for _ in range(2)]
         await until(lambda: len(channel.requests) == 2)
         drawn.append([m.sampling_params.sampling_seed for m in channel.requests])
@@ -143,7 +143,7 @@ def test_without_a_seed_two_calls_draw_differently_and_a_restart_repeats_them(to
 
 
 def test_streamed_samples_carry_the_index_of_prompt_and_sample(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         seen = {}
 
         async def read() -> None:
@@ -164,7 +164,7 @@ def test_streamed_samples_carry_the_index_of_prompt_and_sample(tokenizer: Tokeni
 def test_a_call_that_cannot_be_sent_whole_leaves_nothing_behind(tokenizer: Tokenizer) -> None:
     """A drain waits for open calls: one that stays would keep the server for ever."""
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         send = channel.send
 
         def breaks(message: io_struct.Message) -> None:
@@ -187,7 +187,7 @@ def test_a_call_that_cannot_be_sent_whole_leaves_nothing_behind(tokenizer: Token
 
 @pytest.mark.parametrize("bias", [{"5": 1e9}, {"9999": 1}, {"x": 1}])
 def test_a_refused_bias_names_its_parameter(tokenizer: Tokenizer, bias: dict[str, float]) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         with pytest.raises(RequestRejected) as caught:
             await whole(manager, text="a", sampling_params={"logit_bias": bias})
         assert caught.value.param == "logit_bias"
@@ -196,7 +196,7 @@ def test_a_refused_bias_names_its_parameter(tokenizer: Tokenizer, bias: dict[str
 
 
 def test_a_rid_in_flight_cannot_be_used_again_until_its_end_is_confirmed(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         first = asyncio.create_task(whole(manager, text="a", rid="r"))
         await until(lambda: channel.requests)
         with pytest.raises(RequestRejected, match="rid: 'r' is in use"):
@@ -223,7 +223,7 @@ def test_a_client_that_hangs_up_ends_its_own_sequences_and_no_others(
 ) -> None:
     """One exact abort for each sequence: a prefix would also hit the neighbour whose rid begins the same."""
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         gone = False
         asked = 0
 
@@ -259,7 +259,7 @@ def test_a_client_that_hangs_up_ends_its_own_sequences_and_no_others(
 
 
 def test_closing_a_stream_early_aborts_it(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         items = manager.generate_request(GenerateReqInput(text="a", rid="r", stream=True))
         first = asyncio.ensure_future(anext(items))
         await until(lambda: channel.requests)
@@ -273,7 +273,7 @@ def test_closing_a_stream_early_aborts_it(tokenizer: Tokenizer) -> None:
 
 
 def test_an_abort_with_a_status_is_an_error_and_takes_the_other_samples_along(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = asyncio.create_task(whole(manager, text="a", rid="r", sampling_params={"n": 2}))
         await until(lambda: len(channel.requests) == 2)
         end = io_struct.FinishReason(type="abort", message="The request queue is full.", status_code=503)
@@ -287,7 +287,7 @@ def test_an_abort_with_a_status_is_an_error_and_takes_the_other_samples_along(to
 
 
 def test_an_abort_by_the_user_is_an_ordinary_answer_with_what_there_is(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = asyncio.create_task(whole(manager, text="a", rid="r"))
         await until(lambda: channel.requests)
         channel.tokens("r", [70], 1)
@@ -303,7 +303,7 @@ def test_an_abort_by_the_user_is_an_ordinary_answer_with_what_there_is(tokenizer
 
 
 def test_logprobs_are_triples_with_text_only_when_asked(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         for with_text in (False, True):
             task = asyncio.create_task(
                 whole(
@@ -337,7 +337,7 @@ def test_logprobs_are_triples_with_text_only_when_asked(tokenizer: Tokenizer) ->
 
 
 def test_a_dead_engine_fails_open_and_later_calls_with_its_cause(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = asyncio.create_task(whole(manager, text="a"))
         question = asyncio.create_task(manager.get_internal_state())
         await until(lambda: len(channel.sent) == 2)
@@ -351,7 +351,7 @@ def test_a_dead_engine_fails_open_and_later_calls_with_its_cause(tokenizer: Toke
 
 
 def test_a_draining_engine_takes_nothing_new_and_finishes_what_runs(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = asyncio.create_task(whole(manager, text="a", rid="r"))
         await until(lambda: channel.requests)
         manager.stop_accepting("the server is shutting down")
@@ -365,7 +365,7 @@ def test_a_draining_engine_takes_nothing_new_and_finishes_what_runs(tokenizer: T
 
 
 def test_control_answers_go_to_their_own_questions(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         tasks = [asyncio.create_task(manager.get_internal_state()) for _ in range(2)]
         await until(lambda: len(channel.sent) == 2)
         for question in reversed(channel.sent):
@@ -377,7 +377,7 @@ def test_control_answers_go_to_their_own_questions(tokenizer: Tokenizer) -> None
 
 
 def test_flushing_waits_for_running_requests_only_as_long_as_asked(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         answered: set[int] = set()
 
         async def answer(*successes: bool) -> None:
@@ -412,7 +412,7 @@ def test_a_batch_over_the_limit_is_refused_before_it_is_taken_apart(
     monkeypatch.setattr(splitting, "_prompts", pytest.fail)
     monkeypatch.setattr(splitting, "SinglePrompt", pytest.fail)
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         with pytest.raises(RequestRejected, match="at most 10 sequences") as caught:
             await whole(manager, **fields)
         assert caught.value.status_code == 503
@@ -423,7 +423,7 @@ def test_a_batch_over_the_limit_is_refused_before_it_is_taken_apart(
 
 @pytest.mark.parametrize("n", [0, -1, 129, 10**9, True, "3"])
 def test_an_illegal_number_of_samples_is_400_and_not_a_full_server(tokenizer: Tokenizer, n: Any) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         with pytest.raises(RequestRejected, match="n: must") as caught:
             await whole(manager, text="a", sampling_params={"n": n})
         assert (caught.value.status_code, caught.value.param) == (400, "n")
@@ -433,7 +433,7 @@ def test_an_illegal_number_of_samples_is_400_and_not_a_full_server(tokenizer: To
 
 
 def test_without_a_tokenizer_ids_go_in_and_out(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         with pytest.raises(RequestRejected, match="send input_ids"):
             await whole(manager, text="a")
         task = asyncio.create_task(whole(manager, input_ids=[5], rid="r"))
@@ -449,7 +449,7 @@ def test_without_a_tokenizer_ids_go_in_and_out(tokenizer: Tokenizer) -> None:
 def test_unsaid_sampling_values_come_from_where_the_operator_said(
     tokenizer: Tokenizer, defaults: str, expected: float
 ) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = asyncio.create_task(whole(manager, text="a", rid="r"))
         await until(lambda: channel.requests)
         assert channel.requests[0].sampling_params.temperature == expected
@@ -462,7 +462,7 @@ def test_unsaid_sampling_values_come_from_where_the_operator_said(
 def test_a_message_that_cannot_be_handled_fails_the_calls_instead_of_hanging_them(
     tokenizer: Tokenizer,
 ) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         task = asyncio.create_task(whole(manager, text="a"))
         await until(lambda: channel.requests)
         channel.say(io_struct.ShutdownReq())
@@ -473,7 +473,7 @@ def test_a_message_that_cannot_be_handled_fails_the_calls_instead_of_hanging_the
 
 
 def test_the_limit_on_sequences_in_flight_is_a_503(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         with envs.SGLANG_DETOKENIZER_MAX_STATES.override(1), pytest.raises(RequestRejected) as caught:
             await whole(manager, text="a", sampling_params={"n": 2})
         assert caught.value.status_code == 503
@@ -510,7 +510,7 @@ def test_tokens_without_text_end_their_own_answer_and_no_other(
 ) -> None:
     """What one model draws for one client must not end the server for all of them."""
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         bad = asyncio.create_task(whole(manager, text="a", rid="bad", stream=stream))
         good = asyncio.create_task(whole(manager, text="a", rid="good", stream=stream))
         await until(lambda: len(channel.requests) == 2)
@@ -538,7 +538,7 @@ def test_tokens_without_text_end_their_own_answer_and_no_other(
 def test_a_prompt_without_text_is_refused_and_leaves_nothing_behind(tokenizer: Tokenizer) -> None:
     """What stands before the answer is decoded when it begins; a failure there must not keep the call."""
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         for _ in range(2):
             with pytest.raises(RequestRejected, match="ValueError") as caught:
                 await whole(manager, input_ids=[POISON], rid="r", sampling_params={"n": 2})
@@ -552,7 +552,7 @@ def test_a_prompt_without_text_is_refused_and_leaves_nothing_behind(tokenizer: T
 def test_a_logprob_text_that_cannot_be_made_is_the_servers_failure(tokenizer: Tokenizer) -> None:
     """It is not the client's mistake: a ValueError of the tokenizer read as 400."""
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         fields = {"return_logprob": True, "return_text_in_logprobs": True, "top_logprobs_num": 1}
         task = asyncio.create_task(whole(manager, text="a", rid="r", **fields))
         await until(lambda: channel.requests)
@@ -568,7 +568,7 @@ def test_a_logprob_text_that_cannot_be_made_is_the_servers_failure(tokenizer: To
 def test_a_stop_string_that_is_a_special_token_is_sent_with_its_id(tokenizer: Tokenizer) -> None:
     """Ranks look for it by id: their text skips special tokens. What is more than one token is text only."""
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         stop = ["<|im_start|>", "x", " <|im_start|>", "<|im_end|>\n", "<|im", "<|im_end|>"]
         task = asyncio.create_task(whole(manager, text="a", rid="r", sampling_params={"stop": stop, "n": 2}))
         await until(lambda: len(channel.requests) == 2)

@@ -16,7 +16,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from sglang.test.fakes.played_scheduler import LENGTH, VOCAB, PlayedScheduler, play, whole
+from sglang.test.fakes.fake_scheduler import LENGTH, VOCAB, FakeScheduler, play, whole
 from sglang.test.tiny_models import write_tiny_tokenizer
 from sglang.test.waiting import until
 
@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_a_question_waits_for_every_replica_and_answers_in_their_order(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         question = asyncio.create_task(manager.get_internal_state())
         await until(lambda: channel.sent)
         call_id = channel.sent[0].call_id
@@ -53,7 +53,7 @@ def test_a_replica_that_does_not_answer_is_named(
 ) -> None:
     monkeypatch.setattr(request_control, "ANSWER_TIMEOUT_S", 0.1)
 
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         # Said before the wait begins, so that it is heard before the wait is over.
         channel.answer = lambda asked: io_struct.GetInternalStateReqOutput(
             call_id=asked.call_id, state={}, dp_rank=0
@@ -66,7 +66,7 @@ def test_a_replica_that_does_not_answer_is_named(
 
 
 def test_two_answers_of_one_replica_are_a_failure_and_not_the_answer_of_two(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         question = asyncio.create_task(manager.get_internal_state())
         await until(lambda: channel.sent)
         call_id = channel.sent[0].call_id
@@ -81,7 +81,7 @@ def test_two_answers_of_one_replica_are_a_failure_and_not_the_answer_of_two(toke
 def test_a_flush_succeeds_when_all_replicas_flushed_and_names_those_that_refused(
     tokenizer: Tokenizer,
 ) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         async def flushed(*successes: bool) -> io_struct.FlushCacheReqOutput:
             before = len(channel.sent)
             task = asyncio.create_task(manager.flush_cache())
@@ -107,7 +107,7 @@ def test_a_flush_succeeds_when_all_replicas_flushed_and_names_those_that_refused
 
 
 def test_the_placement_of_all_replicas_is_sorted_by_replica_and_rank(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         question = asyncio.create_task(manager.get_placement())
         await until(lambda: channel.sent)
         for dp_rank in (1, 0):
@@ -128,7 +128,7 @@ def test_the_placement_of_all_replicas_is_sorted_by_replica_and_rank(tokenizer: 
 
 
 def test_a_request_goes_where_it_says_and_tells_where_it_ran(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         with pytest.raises(RequestRejected, match=r"0 <= routed_dp_rank < 2 .*, got 2"):
             await whole(manager, text=["a", "b"], routed_dp_rank=[0, 2])
         assert channel.sent == []
@@ -152,7 +152,7 @@ def test_a_request_goes_where_it_says_and_tells_where_it_ran(tokenizer: Tokenize
 
 
 def test_attention_replicas_count_like_replicas(tokenizer: Tokenizer) -> None:
-    async def scenario(manager: TokenizerManager, channel: PlayedScheduler) -> None:
+    async def scenario(manager: TokenizerManager, channel: FakeScheduler) -> None:
         assert manager.limits.replicas == 2
 
     play(scenario, tokenizer, tp_size=4, dp_size=2, enable_dp_attention=True)

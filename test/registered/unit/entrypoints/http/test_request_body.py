@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from sglang.srt.entrypoints.http.request_body import decode_json, read_json
 from sglang.srt.messages.errors import RequestRejected
-from sglang.test.fakes.scripted_manager import ScriptedManager
+from sglang.test.fakes.fake_manager import FakeManager
 from sglang.test.server.openai_calls import CHAT, COMPLETIONS, request
 
 BODY = json.dumps({"prompt": "hi"}).encode()
@@ -20,7 +20,7 @@ BODY = json.dumps({"prompt": "hi"}).encode()
 
 def send(content, content_type):
     headers = {} if content_type is None else {"content-type": content_type}
-    return request(ScriptedManager(), "POST", COMPLETIONS, content=content, headers=headers)
+    return request(FakeManager(), "POST", COMPLETIONS, content=content, headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_route_also_reads_a_body_over_one_megabyte():
 
 
 def test_a_get_on_a_post_route_is_not_an_answer():
-    assert request(ScriptedManager(), "GET", CHAT).status_code == 405
+    assert request(FakeManager(), "GET", CHAT).status_code == 405
 
 
 def test_a_client_that_hangs_up_in_its_body_is_a_refusal_and_no_failure():

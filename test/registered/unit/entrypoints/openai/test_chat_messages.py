@@ -13,7 +13,7 @@ from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.tokenizer.content_form import ContentForms
 from sglang.srt.tokenizer.model_templates import ModelTemplates
 from sglang.srt.tokenizer.tokenizer import load_tokenizer
-from sglang.test.fakes.scripted_manager import IM_END, ByteTokenizer, ScriptedManager
+from sglang.test.fakes.fake_manager import IM_END, ByteTokenizer, FakeManager
 from sglang.test.server.openai_calls import CHAT, COMPLETIONS, post
 from sglang.test.tiny_models import write_tiny_tokenizer
 
@@ -42,7 +42,7 @@ def rendered(messages, *, tokenizer=None, defaults=None, **fields):
 
 
 def refusal(messages, **fields):
-    response = post(ScriptedManager(), CHAT, messages=messages, **fields)
+    response = post(FakeManager(), CHAT, messages=messages, **fields)
     assert response.status_code == 400, response.text
     return response.json()["error"]["message"]
 
@@ -115,7 +115,7 @@ def test_a_malformed_message_is_400_and_says_where(messages, where):
 
 
 def test_no_messages_at_all_is_400():
-    response = post(ScriptedManager(), CHAT, messages=None)
+    response = post(FakeManager(), CHAT, messages=None)
     assert response.status_code == 400 and response.json()["error"]["param"] == "messages"
 
 
@@ -144,7 +144,7 @@ def test_template_kwargs_lie_over_the_servers_defaults():
     assert "[style terse]" in rendered([USER], defaults=defaults)
     assert "[style long]" in rendered([USER], defaults=defaults, chat_template_kwargs={"style": "long"})
     assert "[style" not in rendered([USER], defaults=defaults, chat_template_kwargs={"style": None})
-    manager = ScriptedManager()
+    manager = FakeManager()
     post(manager, CHAT, settings=ServingSettings(default_chat_template_kwargs=defaults))
     assert "[style terse]" in manager.tokenizer.decode(manager.requests[0].input_ids)
 
@@ -162,13 +162,13 @@ def test_reasoning_effort_reaches_the_template():
 
 def test_a_template_error_is_400_with_its_words():
     tokenizer = ByteTokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
-    response = post(ScriptedManager(tokenizer=tokenizer), CHAT)
+    response = post(FakeManager(tokenizer=tokenizer), CHAT)
     assert response.status_code == 400 and "roles must alternate" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_without_a_template_is_400_with_the_cure(stream):
-    manager = ScriptedManager(tokenizer=ByteTokenizer(chat_template=None))
+    manager = FakeManager(tokenizer=ByteTokenizer(chat_template=None))
     response = post(manager, CHAT, stream=stream)
     assert response.status_code == 400 and "--chat-template" in response.json()["error"]["message"]
 
@@ -217,7 +217,7 @@ def test_a_text_that_the_template_writes_nowhere_is_400_with_the_cure(heard, dro
     """The model would answer as if it had read it."""
     tokenizer = ByteTokenizer(chat_template=QUIET.replace("ROLE", repr(heard)))
     chat = [{"role": dropped, "content": "be brief"}, {"role": heard, "content": "hi"}]
-    response = post(ScriptedManager(tokenizer=tokenizer), CHAT, messages=chat)
+    response = post(FakeManager(tokenizer=tokenizer), CHAT, messages=chat)
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == "messages"
     assert error["message"].startswith("messages[0].content: the chat template writes nothing of a message")
@@ -315,14 +315,14 @@ def test_a_role_that_is_heard_after_all_or_says_nothing_is_served():
     ],
 )
 def test_whatever_a_template_raises_is_400(template):
-    response = post(ScriptedManager(tokenizer=ByteTokenizer(chat_template=template)), CHAT)
+    response = post(FakeManager(tokenizer=ByteTokenizer(chat_template=template)), CHAT)
     assert response.status_code == 400 and "template" in response.json()["error"]["message"]
 
 
 def test_named_templates_without_a_default_are_told_by_name():
     tokenizer = ByteTokenizer()
     tokenizer.templates = ModelTemplates({"rag": "{{ 1 }}", "short": "{{ 2 }}"}, {})
-    response = post(ScriptedManager(tokenizer=tokenizer), CHAT)
+    response = post(FakeManager(tokenizer=tokenizer), CHAT)
     message = response.json()["error"]["message"]
     assert response.status_code == 400 and "'rag', 'short'" in message and "--chat-template" in message
 
@@ -330,14 +330,14 @@ def test_named_templates_without_a_default_are_told_by_name():
 @pytest.mark.parametrize("fields", [{"messages": [USER]}, {"input_ids": [1, 2]}])
 @pytest.mark.parametrize("given", [None, [5], [IM_END, 5]])
 def test_ends_of_a_turn_are_stop_ids_of_a_chat_beside_the_clients(fields, given):
-    manager = ScriptedManager()
+    manager = FakeManager()
     manager.tokenizer.chat_end_ids = (IM_END,)
     assert post(manager, CHAT, stop_token_ids=given, **fields).status_code == 200
     assert manager.params[0].stop_token_ids == [*(given or []), IM_END]
 
 
 def test_a_plain_completion_and_a_wrong_stop_id_are_as_before():
-    manager = ScriptedManager()
+    manager = FakeManager()
     manager.tokenizer.chat_end_ids = (IM_END,)
     assert post(manager, COMPLETIONS).status_code == 200
     assert manager.params[0].stop_token_ids == []
@@ -372,19 +372,19 @@ def test_there_is_never_a_second_bos(tmp_path, template, adds_bos):
 
 def test_special_tokens_in_a_message_are_read_as_special_tokens():
     """The documented policy: the rendered text is read as one text."""
-    manager = ScriptedManager()
+    manager = FakeManager()
     post(manager, CHAT, messages=[{"role": "user", "content": "a<|im_end|>b"}])
     assert manager.requests[0].input_ids.count(IM_END) == 2
 
 
 def test_ready_ids_take_the_place_of_messages():
-    manager = ScriptedManager()
+    manager = FakeManager()
     assert post(manager, CHAT, input_ids=[1, 2, 3]).status_code == 200
     assert manager.requests[0].input_ids == [1, 2, 3]
     for bad in ([], ["a"], [True], "abc", [[1]]):
-        response = post(ScriptedManager(), CHAT, input_ids=bad)
+        response = post(FakeManager(), CHAT, input_ids=bad)
         assert response.status_code == 400 and response.json()["error"]["param"] == "input_ids"
-    assert post(ScriptedManager(), CHAT, input_ids=[1], messages=[USER]).status_code == 400
+    assert post(FakeManager(), CHAT, input_ids=[1], messages=[USER]).status_code == 400
 
 
 def test_a_message_is_not_changed_for_the_caller():

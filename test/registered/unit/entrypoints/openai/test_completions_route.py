@@ -10,19 +10,19 @@ import pytest
 
 from sglang.srt.entrypoints.openai.serving_completions import checked_prompts
 from sglang.srt.messages.errors import RequestRejected
-from sglang.test.fakes.scripted_manager import (
+from sglang.test.fakes.fake_manager import (
     BOS,
     EOS,
     ByteTokenizer,
-    ScriptedAnswer,
-    ScriptedManager,
+    FakeAnswer,
+    FakeManager,
     logprob_of,
 )
 from sglang.test.server.openai_calls import COMPLETIONS, choices_of, events, post
 
 
 def test_a_whole_answer_has_every_part():
-    manager = ScriptedManager(ScriptedAnswer.of("yo"))
+    manager = FakeManager(FakeAnswer.of("yo"))
     body = post(manager, COMPLETIONS, prompt="hi").json()
     assert re.fullmatch("[0-9a-f]{32}", body["id"]) and body["object"] == "text_completion"
     assert body["choices"] == [
@@ -61,14 +61,14 @@ def test_any_other_prompt_is_400(prompt):
     with pytest.raises(RequestRejected) as caught:
         checked_prompts(prompt)
     assert caught.value.param == "prompt" and caught.value.status_code == 400
-    response = post(ScriptedManager(), COMPLETIONS, prompt=prompt)
+    response = post(FakeManager(), COMPLETIONS, prompt=prompt)
     assert response.status_code == 400 and response.json()["error"]["param"] == "prompt"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_choice_index_is_prompt_index_times_n_plus_sample(stream):
     texts = ["a", "b", "c", "d"]
-    manager = ScriptedManager(*(ScriptedAnswer.of(t) for t in texts))
+    manager = FakeManager(*(FakeAnswer.of(t) for t in texts))
     response = post(
         manager, COMPLETIONS, prompt=["p", "qq"], n=2, stream=stream, stream_options={"include_usage": True}
     )
@@ -92,7 +92,7 @@ def test_an_answer_that_cannot_be_written_is_the_servers_failure():
             raise ValueError("torn")
 
     def manager():
-        manager = ScriptedManager(ScriptedAnswer.of("yo"))
+        manager = FakeManager(FakeAnswer.of("yo"))
         manager.tokenizer = Torn()
         return manager
 
@@ -103,27 +103,27 @@ def test_an_answer_that_cannot_be_written_is_the_servers_failure():
 
 
 def test_one_prompt_in_a_list_is_one_prompt():
-    manager = ScriptedManager()
+    manager = FakeManager()
     assert len(post(manager, COMPLETIONS, prompt=["a"]).json()["choices"]) == 1
     assert manager.requests[0].text == "a"
 
 
 def test_a_field_for_each_prompt_needs_one_for_each():
-    manager = ScriptedManager()
+    manager = FakeManager()
     body = post(manager, COMPLETIONS, prompt=["a", "b"], rid=["r1", "r2"], cache_salt=["s", "t"]).json()
     assert body["id"] == "r1" and manager.requests[0].cache_salt == ["s", "t"]
     for name in ("rid", "extra_key", "cache_salt"):
-        response = post(ScriptedManager(), COMPLETIONS, prompt=["a", "b"], **{name: ["x"]})
+        response = post(FakeManager(), COMPLETIONS, prompt=["a", "b"], **{name: ["x"]})
         assert response.status_code == 400 and response.json()["error"]["param"] == name
     assert post(manager, COMPLETIONS, prompt="a", rid=["only"]).json()["id"] == "only"
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_zero_tokens_need_echo(name):
-    response = post(ScriptedManager(), COMPLETIONS, **{name: 0})
+    response = post(FakeManager(), COMPLETIONS, **{name: 0})
     assert response.status_code == 400 and "echo" in response.json()["error"]["message"]
-    assert post(ScriptedManager(), COMPLETIONS, echo=False, **{name: 0}).status_code == 400
-    manager = ScriptedManager()
+    assert post(FakeManager(), COMPLETIONS, echo=False, **{name: 0}).status_code == 400
+    manager = FakeManager()
     assert post(manager, COMPLETIONS, echo=True, **{name: 0}).status_code == 200
     assert manager.params[0].max_new_tokens == 0
 
@@ -131,7 +131,7 @@ def test_zero_tokens_need_echo(name):
 @pytest.mark.parametrize("length, limit", [(400, 16), (496, 16), (500, 12), (511, 1), (512, 16), (600, 16)])
 def test_the_limit_that_nobody_named_is_cut_to_what_is_left(length, limit):
     """Case O28: a prompt just under the context is one token, not no refusal of a number nobody sent."""
-    manager = ScriptedManager()
+    manager = FakeManager()
     for prompt in ([104] * length, "h" * (length - 1)):  # the text gets a BOS
         post(manager, COMPLETIONS, prompt=prompt)
         post(manager, COMPLETIONS, prompt=prompt, max_tokens=16)
@@ -140,21 +140,21 @@ def test_the_limit_that_nobody_named_is_cut_to_what_is_left(length, limit):
 
 def test_the_limit_that_nobody_named_is_cut_to_what_is_left_of_the_pool():
     """A pool of 64 tokens refused a prompt of 50 over a max_tokens that its sender never gave."""
-    manager = ScriptedManager(pool=64)
+    manager = FakeManager(pool=64)
     post(manager, COMPLETIONS, prompt=[104] * 60)
     post(manager, COMPLETIONS, prompt="h" * 59)
     assert [p.max_new_tokens for p in manager.params] == [4, 4]
 
 
 def test_a_lower_limit_above_the_limit_that_nobody_named_is_said_with_both_numbers():
-    error = post(ScriptedManager(), COMPLETIONS, min_tokens=20).json()["error"]
+    error = post(FakeManager(), COMPLETIONS, min_tokens=20).json()["error"]
     assert error["param"] == "min_tokens" and "got 20" in error["message"] and "16" in error["message"]
-    assert post(ScriptedManager(), COMPLETIONS, min_tokens=16).status_code == 200
+    assert post(FakeManager(), COMPLETIONS, min_tokens=16).status_code == 200
 
 
 def test_a_field_that_nobody_knows_is_answered_and_logged(caplog):
     """A misspelt field changes nothing, and without the line nobody would find out why."""
-    manager = ScriptedManager()
+    manager = FakeManager()
     assert post(manager, COMPLETIONS, tempratur=0.3).status_code == 200
     lines = [r.getMessage() for r in caplog.records if "tempratur" in r.getMessage()]
     assert lines == [
@@ -163,7 +163,7 @@ def test_a_field_that_nobody_knows_is_answered_and_logged(caplog):
 
 
 def test_each_prompt_of_a_batch_has_its_own_room():
-    manager = ScriptedManager()
+    manager = FakeManager()
     body = post(manager, COMPLETIONS, prompt=["h" * 504, "h"], echo=True).json()
     assert [p.max_new_tokens for p in manager.params] == [7, 16]
     assert [len(c["text"]) for c in body["choices"]] == [504 + 5, 1 + 5], "echo is the client's own text"
@@ -173,7 +173,7 @@ def test_each_prompt_of_a_batch_has_its_own_room():
 
 
 def test_a_stream_tells_its_text_and_finishes_once():
-    chunks = events(post(ScriptedManager(ScriptedAnswer.of("hey")), COMPLETIONS, stream=True))
+    chunks = events(post(FakeManager(FakeAnswer.of("hey")), COMPLETIONS, stream=True))
     choices = choices_of(chunks, 0)
     assert "".join(c["text"] for c in choices) == "hey"
     assert [c["finish_reason"] for c in choices] == [None] * 3 + ["stop"]
@@ -184,23 +184,21 @@ def test_a_stream_tells_its_text_and_finishes_once():
 
 def test_usage_is_the_last_chunk_when_asked_for():
     options = {"include_usage": True}
-    chunks = events(post(ScriptedManager(), COMPLETIONS, stream=True, stream_options=options))
-    whole = post(ScriptedManager(), COMPLETIONS).json()
+    chunks = events(post(FakeManager(), COMPLETIONS, stream=True, stream_options=options))
+    whole = post(FakeManager(), COMPLETIONS).json()
     assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
     assert all(c["usage"] is None for c in chunks[:-1])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_begins_with_the_prompt(stream):
-    response = post(
-        ScriptedManager(ScriptedAnswer.of("yo")), COMPLETIONS, prompt="hi ", echo=True, stream=stream
-    )
+    response = post(FakeManager(FakeAnswer.of("yo")), COMPLETIONS, prompt="hi ", echo=True, stream=stream)
     choices = choices_of(events(response), 0) if stream else response.json()["choices"]
     assert "".join(c["text"] for c in choices) == "hi yo"
 
 
 def test_echo_of_ids_shows_their_text_special_tokens_too():
-    response = post(ScriptedManager(ScriptedAnswer.of("!")), COMPLETIONS, prompt=[BOS, 104, 105], echo=True)
+    response = post(FakeManager(FakeAnswer.of("!")), COMPLETIONS, prompt=[BOS, 104, 105], echo=True)
     assert response.json()["choices"][0]["text"] == "<s>hi!"
 
 
@@ -209,7 +207,7 @@ def test_echo_of_ids_shows_their_text_special_tokens_too():
 
 def scored(stream=False, **fields):
     fields = {"prompt": "hi", "echo": True, "logprobs": 1, "max_tokens": 1, **fields}
-    manager = ScriptedManager(ScriptedAnswer(groups=[[EOS]]))
+    manager = FakeManager(FakeAnswer(groups=[[EOS]]))
     response = post(manager, COMPLETIONS, stream=stream, **fields)
     assert response.status_code == 200, response.text
     if not stream:
@@ -237,7 +235,7 @@ def test_scoring_gives_an_entry_for_each_prompt_token_and_one_more(prompt, strea
 
 def test_the_harness_call_with_several_prompts_of_ids():
     prompts = [[BOS, 104, 105], [BOS, 97]]
-    manager = ScriptedManager(ScriptedAnswer(groups=[[EOS]]))
+    manager = FakeManager(FakeAnswer(groups=[[EOS]]))
     body = post(
         manager, COMPLETIONS, prompt=prompts, max_tokens=1, temperature=0, logprobs=1, echo=True, seed=1234
     ).json()
@@ -259,32 +257,30 @@ def test_zero_alternatives_still_list_the_chosen_token():
 
 
 def test_offsets_are_character_positions_in_the_text():
-    answer = ScriptedAnswer.of("ü!")
-    body = post(ScriptedManager(answer), COMPLETIONS, prompt="né", echo=True, logprobs=0).json()
+    answer = FakeAnswer.of("ü!")
+    body = post(FakeManager(answer), COMPLETIONS, prompt="né", echo=True, logprobs=0).json()
     choice = body["choices"][0]
     # BOS (not shown) n é (two bytes) | ü (two bytes) ! EOS
     assert choice["logprobs"]["text_offset"] == [0, 0, 1, 1, 2, 2, 3, 4]
-    alone = post(ScriptedManager(answer), COMPLETIONS, prompt="né", logprobs=0).json()["choices"][0]
+    alone = post(FakeManager(answer), COMPLETIONS, prompt="né", logprobs=0).json()["choices"][0]
     assert alone["logprobs"]["text_offset"] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("value", [21, -1, 1000000, True, "5", 2.5])
 def test_alternatives_out_of_range_are_400_with_the_range(value):
     """Case O25."""
-    response = post(ScriptedManager(), COMPLETIONS, logprobs=value)
+    response = post(FakeManager(), COMPLETIONS, logprobs=value)
     message = response.json()["error"]["message"]
     assert response.status_code == 400 and "0 <= logprobs <= 20" in message
 
 
 def test_ids_are_returned_when_asked_for():
-    choice = post(ScriptedManager(ScriptedAnswer.of("x")), COMPLETIONS, return_token_ids=True).json()[
-        "choices"
-    ][0]
+    choice = post(FakeManager(FakeAnswer.of("x")), COMPLETIONS, return_token_ids=True).json()["choices"][0]
     assert choice["token_ids"] == [120, EOS] and choice["prompt_token_ids"] == [BOS, 104, 105]
 
 
 def test_a_server_without_a_tokenizer_points_to_the_native_route():
-    manager = ScriptedManager(tokenizer=ByteTokenizer())
+    manager = FakeManager(tokenizer=ByteTokenizer())
     manager.tokenizer = None
     response = post(manager, COMPLETIONS, prompt=[1])
     assert response.status_code == 400 and "/generate" in response.json()["error"]["message"]

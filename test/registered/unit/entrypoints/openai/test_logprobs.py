@@ -19,7 +19,7 @@ from sglang.srt.entrypoints.openai.logprobs import (
     token_text,
 )
 from sglang.srt.messages.io_struct import LOGPROB_FLOOR
-from sglang.test.fakes.scripted_manager import BOS, EOS, SPECIALS, TWIN_OF_A, ByteTokenizer
+from sglang.test.fakes.fake_manager import BOS, EOS, SPECIALS, TWIN_OF_A, ByteTokenizer
 
 A = ord("a")
 

@@ -22,7 +22,7 @@ from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.generate_input import GenerateReqInput
 from sglang.srt.messages.unserved_fields import REFUSED, WITHOUT_EFFECT, WithoutEffect
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.test.fakes.scripted_manager import ScriptedManager
+from sglang.test.fakes.fake_manager import FakeManager
 from sglang.test.server.openai_calls import CHAT, COMPLETIONS, post
 
 ROUTES = {"chat": CHAT, "completions": COMPLETIONS}
@@ -55,10 +55,10 @@ def test_null_for_every_field_is_as_if_it_were_missing():
 def test_a_request_full_of_nulls_is_answered(route):
     names = [*acting_fields(route), *REFUSED, *WITHOUT_EFFECT]
     needed = {"messages", "prompt", "input_ids"}
-    manager = ScriptedManager()
+    manager = FakeManager()
     response = post(manager, ROUTES[route], **{n: None for n in names if n not in needed})
     assert response.status_code == 200, response.text
-    plain = ScriptedManager()
+    plain = FakeManager()
     post(plain, ROUTES[route])
     assert manager.params == plain.params
 
@@ -86,7 +86,7 @@ def test_a_refused_field_is_400_with_its_name_and_a_cure(route, name):
     """Read over in silence it would give an answer to another question."""
     declared = REFUSED[name]
     value = ASKS.get(name, "x")
-    response = post(ScriptedManager(), ROUTES[route], **{name: value})
+    response = post(FakeManager(), ROUTES[route], **{name: value})
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == name
     assert error["message"].startswith(f"{name}: ") and declared.reason in error["message"]
@@ -106,7 +106,7 @@ def test_a_refused_field_that_asks_for_nothing_is_accepted(name):
 def test_a_field_without_effect_takes_anything_and_says_why(name):
     declared = WITHOUT_EFFECT[name]
     for route in set(declared.routes) & set(ROUTES):
-        manager, plain = ScriptedManager(), ScriptedManager()
+        manager, plain = FakeManager(), FakeManager()
         assert post(manager, ROUTES[route], **{name: {"any": "thing"}}).status_code == 200
         post(plain, ROUTES[route])
         assert manager.params == plain.params
@@ -163,7 +163,7 @@ SAMPLES = {
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sampling_field_acts_and_only_it(route, name):
     native, value = SAMPLES[name]
-    manager, plain = ScriptedManager(), ScriptedManager()
+    manager, plain = FakeManager(), FakeManager()
     assert post(manager, ROUTES[route], **{name: value}).status_code == 200
     post(plain, ROUTES[route])
     changed = {
@@ -187,7 +187,7 @@ def test_what_the_client_left_out_is_left_out():
     """The model's generation defaults fill what is absent; a value sent here would hide them."""
     assert sampling_mapping(ChatRequest()) == {}
     assert sampling_mapping(ChatRequest(temperature=0)) == {"temperature": 0}
-    manager = ScriptedManager(defaults={"temperature": 0.6, "top_k": 20})
+    manager = FakeManager(defaults={"temperature": 0.6, "top_k": 20})
     post(manager, CHAT, top_k=5)
     assert (manager.params[0].temperature, manager.params[0].top_k) == (0.6, 5)
 
@@ -248,7 +248,7 @@ def test_what_the_client_left_out_is_left_out():
 def test_an_illegal_value_is_400_and_named(route, name, value, words, stream):
     """Cases O24 to O26: an illegal value must not come near the engine, and never is a 422 or a 500."""
     body = {name: value} if name == "stream" else {name: value, "stream": stream}
-    manager = ScriptedManager()
+    manager = FakeManager()
     response = post(manager, ROUTES[route], **body)
     assert response.status_code == 400, response.text
     message = response.json()["error"]["message"]
@@ -258,7 +258,7 @@ def test_an_illegal_value_is_400_and_named(route, name, value, words, stream):
 
 
 def test_the_refusal_of_two_fields_speaks_the_clients_names():
-    response = post(ScriptedManager(), CHAT, min_tokens=9, max_tokens=3)
+    response = post(FakeManager(), CHAT, min_tokens=9, max_tokens=3)
     message = response.json()["error"]["message"]
     assert "min_tokens" in message and "max_tokens" in message and "new_tokens" not in message
 
@@ -278,7 +278,7 @@ def test_a_refused_prompt_goes_by_the_name_the_route_gives_it(own):
 
 
 def test_a_long_value_is_cut_in_the_refusal():
-    response = post(ScriptedManager(), CHAT, model=["x" * 10000])
+    response = post(FakeManager(), CHAT, model=["x" * 10000])
     assert len(response.json()["error"]["message"]) < 200
 
 
@@ -301,7 +301,7 @@ def test_two_names_of_one_field_must_agree(route):
 
 
 def test_the_id_of_a_request_may_go_by_its_other_name():
-    manager = ScriptedManager()
+    manager = FakeManager()
     assert post(manager, CHAT, request_id="mine").json()["id"] == "mine"
     assert manager.requests[0].rid == "mine"
 
@@ -327,7 +327,7 @@ def test_the_id_of_a_request_may_go_by_its_other_name():
 )
 def test_a_field_of_another_route_is_refused_with_its_place(route, name, value, words):
     """Each of them changes the answer there, and here it would be dropped under 200."""
-    response = post(ScriptedManager(), ROUTES[route], **{name: value})
+    response = post(FakeManager(), ROUTES[route], **{name: value})
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == name
     assert error["message"].startswith(f"{name}: {words}")
@@ -340,7 +340,7 @@ ELSEWHERE = [(route, name) for route in ROUTES for name in protocol.refused_else
 def test_a_field_that_another_route_refuses_is_refused_here_with_its_place(route, name):
     """`tool_choice: "required"` got a plain completion under 200, and a log line called the name unknown."""
     declared = REFUSED[name]
-    response = post(ScriptedManager(), ROUTES[route], **{name: ASKS.get(name, "x")})
+    response = post(FakeManager(), ROUTES[route], **{name: ASKS.get(name, "x")})
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == name
     place = "/v1/completions" if route == "chat" else "/v1/chat/completions"
@@ -433,15 +433,15 @@ def test_a_native_field_at_its_default_asks_for_nothing():
 
 def test_candidates_are_as_many_as_choices():
     """More candidates than choices are ranked by other servers, and the best are returned."""
-    assert post(ScriptedManager(), COMPLETIONS, best_of=1).status_code == 200
-    assert post(ScriptedManager(), COMPLETIONS, best_of=2, n=2).status_code == 200
+    assert post(FakeManager(), COMPLETIONS, best_of=1).status_code == 200
+    assert post(FakeManager(), COMPLETIONS, best_of=2, n=2).status_code == 200
     for body in ({"best_of": 2}, {"best_of": 3, "n": 2}):
-        error = post(ScriptedManager(), COMPLETIONS, **body).json()["error"]
+        error = post(FakeManager(), COMPLETIONS, **body).json()["error"]
         assert error["param"] == "best_of" and "candidates are not ranked" in error["message"]
 
 
 def test_a_prompt_without_special_tokens_has_none():
-    manager = ScriptedManager()
+    manager = FakeManager()
     post(manager, COMPLETIONS, prompt="hi", add_special_tokens=False)
     bare = manager.tokenizer.encode("hi", add_special_tokens=False)
     assert manager.requests[0].input_ids == bare != manager.tokenizer.encode("hi")

@@ -7,7 +7,7 @@ register_cpu_ci(est_time=15, suite="unit-cpu")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang.test.fakes.scripted_manager import EOS, ScriptedAnswer, ScriptedManager
+from sglang.test.fakes.fake_manager import EOS, FakeAnswer, FakeManager
 from sglang.test.server.openai_calls import CHAT, COMPLETIONS, choices_of, events, post
 
 
@@ -32,7 +32,7 @@ def answers(draw):
         size = draw(st.integers(1, len(ids)))
         groups.append(ids[:size])
         ids = ids[size:]
-    return ScriptedAnswer(groups=groups or [[]], finish_reason=reason)
+    return FakeAnswer(groups=groups or [[]], finish_reason=reason)
 
 
 def joined(parts, empty):
@@ -49,8 +49,8 @@ def test_a_chat_stream_adds_up_to_the_whole_answer(scripts, tops, with_logprobs)
     body = {"n": len(scripts), "return_token_ids": True, "stream_options": {"include_usage": True}}
     if with_logprobs:
         body |= {"logprobs": True, "top_logprobs": tops}
-    whole = post(ScriptedManager(*scripts), CHAT, **body).json()
-    chunks = events(post(ScriptedManager(*scripts), CHAT, stream=True, **body))
+    whole = post(FakeManager(*scripts), CHAT, **body).json()
+    chunks = events(post(FakeManager(*scripts), CHAT, stream=True, **body))
     assert chunks[-1]["usage"] == whole["usage"]
     for choice in whole["choices"]:
         parts = choices_of(chunks, choice["index"])
@@ -69,8 +69,8 @@ def test_a_chat_stream_adds_up_to_the_whole_answer(scripts, tops, with_logprobs)
 def test_a_completion_stream_adds_up_to_the_whole_answer(scripts, echo, logprobs):
     body = {"prompt": ["né", "b"], "n": len(scripts), "echo": echo, "logprobs": logprobs}
     body |= {"stream_options": {"include_usage": True}}
-    whole = post(ScriptedManager(*scripts), COMPLETIONS, **body).json()
-    chunks = events(post(ScriptedManager(*scripts), COMPLETIONS, stream=True, **body))
+    whole = post(FakeManager(*scripts), COMPLETIONS, **body).json()
+    chunks = events(post(FakeManager(*scripts), COMPLETIONS, stream=True, **body))
     assert chunks[-1]["usage"] == whole["usage"]
     assert len(whole["choices"]) == 2 * len(scripts)
     for choice in whole["choices"]:

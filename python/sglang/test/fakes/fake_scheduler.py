@@ -20,7 +20,7 @@ from sglang.test.test_utils import published_topology
 VOCAB = 400
 
 
-class PlayedScheduler:
+class FakeScheduler:
     """The other end of the channel: what was sent to it, and what it answers."""
 
     def __init__(self) -> None:
@@ -85,10 +85,10 @@ LENGTH = io_struct.FinishReason(type="length", length=2)
 @contextlib.asynccontextmanager
 async def manager_over(
     tokenizer: Tokenizer | None, **fields: Any
-) -> AsyncIterator[tuple[TokenizerManager, PlayedScheduler]]:
+) -> AsyncIterator[tuple[TokenizerManager, FakeScheduler]]:
     config = SimpleNamespace(context_len=100, vocab_size=VOCAB, generation_defaults={"temperature": 0.25})
     with published_topology(**{"random_seed": 1, "served_model_name": "m", **fields}):
-        channel = PlayedScheduler()
+        channel = FakeScheduler()
         manager = TokenizerManager(
             model_config=config,  # type: ignore[arg-type]
             tokenizer=tokenizer,
@@ -110,7 +110,7 @@ async def whole(manager: TokenizerManager, **fields: Any) -> Any:
 
 
 def play(
-    scenario: Callable[[TokenizerManager, PlayedScheduler], Awaitable[None]], tokenizer: Any, **fields: Any
+    scenario: Callable[[TokenizerManager, FakeScheduler], Awaitable[None]], tokenizer: Any, **fields: Any
 ) -> None:
     async def main() -> None:
         async with manager_over(tokenizer, **fields) as (manager, channel):

@@ -78,7 +78,7 @@ class ByteTokenizer:
 
 
 @dataclasses.dataclass
-class ScriptedAnswer:
+class FakeAnswer:
     """One choice: its token ids, one group for each output, the text shown after each group, and the end.
 
     `texts` (cumulative) default to the decoded ids. `fails_after` raises that error after so many outputs.
@@ -91,7 +91,7 @@ class ScriptedAnswer:
     error: Exception | None = None
 
     @classmethod
-    def of(cls, text: str, *, eos: bool = True, **kwargs: Any) -> ScriptedAnswer:
+    def of(cls, text: str, *, eos: bool = True, **kwargs: Any) -> FakeAnswer:
         """One byte of `text` for each output, then the end token."""
         groups = [[byte] for byte in text.encode()] + ([[EOS]] if eos else [])
         return cls(groups=groups, **kwargs)
@@ -124,26 +124,26 @@ _GROWING = ("output_token_logprobs", "output_top_logprobs")
 
 
 @dataclasses.dataclass
-class ScriptedModelConfig:
+class FakeModelConfig:
     context_len: int = 512
     vocab_size: int = VOCAB_SIZE
     end_sources: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
-class ScriptedManager:
+class FakeManager:
     """`answers` are used in choice order (prompt index * n + sample), again and again."""
 
     def __init__(
         self,
-        *answers: ScriptedAnswer,
+        *answers: FakeAnswer,
         tokenizer: ByteTokenizer | None = None,
         refusal: Exception | None = None,
         defaults: dict[str, object] | None = None,
         pool: int | None = None,
     ) -> None:
-        self.answers = answers or (ScriptedAnswer.of("hello"),)
+        self.answers = answers or (FakeAnswer.of("hello"),)
         self.tokenizer = tokenizer or ByteTokenizer()
-        self.model_config: Any = ScriptedModelConfig()
+        self.model_config: Any = FakeModelConfig()
         context = self.model_config.context_len
         self.limits = RequestLimits(context_len=context, vocab_size=VOCAB_SIZE, pool_tokens=pool or context)
         self.served_model_name = "org/tiny-model"
@@ -231,7 +231,7 @@ class ScriptedManager:
         return [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
 
     def _items(
-        self, obj: GenerateReqInput, prompt: list[int], answer: ScriptedAnswer, index: int
+        self, obj: GenerateReqInput, prompt: list[int], answer: FakeAnswer, index: int
     ) -> Iterator[NativeOutput]:
         steps = answer.outputs(self.tokenizer)
         end = answer.finish_reason or {"type": "stop", "matched": EOS}

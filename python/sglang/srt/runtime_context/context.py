@@ -214,7 +214,7 @@ class RuntimeContext:
 def _home_of(name: str) -> str:
     home = namespace_of(name)
     if home is None:
-        known = [*LEAVES, *(name for quotients in DERIVED.values() for name in quotients)]
+        known = [*LEAVES, *(name for names in DERIVED.values() for name in names)]
         raise ValueError(f"no published leaf is called '{name}'{nearest(name, known)}")
     if home == PARALLEL:
         raise ValueError(

@@ -339,7 +339,7 @@ def _leaf(name: str) -> property:
     return _reader(name, missing, f"`{name}` of the published configuration")
 
 
-def _quotient(name: str) -> property:
+def _derived(name: str) -> property:
     def missing(self: ParallelContext) -> NoReturn:
         raise RuntimeError(
             f"derived parallel width '{name}' is not available: publish() computes it from the leaves, "
@@ -374,7 +374,7 @@ def parallel_config_leaves() -> set[str]:
 
 
 def derived_widths() -> tuple[str, ...]:
-    """Names of the quotients that follow from the leaves."""
+    """Names of the widths that follow from the leaves."""
     return tuple(derived_of(Parallel))
 
 
@@ -386,7 +386,7 @@ def parallel_fields() -> set[str]:
 def _install_readers() -> frozenset[str]:
     readers = {name: _leaf(name) for name in leaves_of(Parallel)}
     tables: list[dict[str, property]] = [
-        {name: _quotient(name) for name in (*derived_of(Parallel), *COUNTS)},
+        {name: _derived(name) for name in (*derived_of(Parallel), *COUNTS)},
         {name: _live(name, getter) for name, getter in LIVE_READS.items()},
         {name: _spawn_fact(name) for name in SPAWN_FACTS},
         {name: _reader(name, rule, rule.__doc__ or "") for name, rule in COMPUTED.items()},

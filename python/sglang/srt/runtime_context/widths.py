@@ -66,7 +66,7 @@ def derive_parallel_widths(
     dcp_size: int,
     dcp_enabled: bool,
 ) -> dict[str, int]:
-    """The six quotients: `tp 8, attn_dp 2, attn_cp 2, ep 4, moe_dp 2` gives attn_tp 2, moe_tp 1."""
+    """The six derived widths: `tp 8, attn_dp 2, attn_cp 2, ep 4, moe_dp 2` gives attn_tp 2, moe_tp 1."""
     attention = derive_attention_widths(tp_size=tp_size, attn_cp_size=attn_cp_size, attn_dp_size=attn_dp_size)
     return {
         **attention,
@@ -94,7 +94,7 @@ def deployment_counts(
 
 
 def published_widths(leaves: Mapping[str, object]) -> dict[str, int]:
-    """The quotients and counts of published leaves, without those that need a leaf which is missing.
+    """The derived widths and counts of published leaves, without those that need a leaf which is missing.
 
     Raises ValueError when a width is below one: it would divide by zero or describe no layout.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from sglang.srt.processes.standard_streams import answered, bear_lost_error_output
+from sglang.srt.utils.standard_streams import answered, bear_lost_error_output
 from sglang.version import __version__
 
 HELP = """usage: sglang COMMAND [arguments]

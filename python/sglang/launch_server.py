@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from sglang.srt.entrypoints.process_start import serve
-from sglang.srt.processes.standard_streams import bear_lost_error_output
+from sglang.srt.utils.standard_streams import bear_lost_error_output
 
 PROG = "python -m sglang.launch_server"
 

@@ -18,7 +18,7 @@ from sglang.srt.arg_groups.parsing.cli import build_parser
 from sglang.srt.placement.picture import draw
 from sglang.srt.placement.plan import plan_from_flags
 from sglang.srt.placement.table import as_json, as_text
-from sglang.srt.processes.standard_streams import answered, bear_lost_error_output
+from sglang.srt.utils.standard_streams import answered, bear_lost_error_output
 
 PROG = "python -m sglang.placement"
 _DESCRIPTION = (

@@ -21,8 +21,7 @@ from sglang.srt.messages import io_struct
 from sglang.srt.messages.channel import Channel
 from sglang.srt.messages.control import Report
 from sglang.srt.messages.generate_input import GenerateReqInput
-from sglang.srt.processes.model_files import published_model_config, published_tokenizer
-from sglang.srt.processes.rank_layout import (
+from sglang.srt.processes.machines.rank_layout import (
     Machine,
     hold_port,
     layout_line,
@@ -30,8 +29,9 @@ from sglang.srt.processes.rank_layout import (
     refuse_taken_ports,
     refuse_unknown_interface,
 )
+from sglang.srt.processes.machines.ray_machines import RayMachines, connect_to_ray
+from sglang.srt.processes.model_files import published_model_config, published_tokenizer
 from sglang.srt.processes.rank_processes import RANK_MODULE, RankProcesses
-from sglang.srt.processes.ray_machines import RayMachines, connect_to_ray
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.processes.wire import open_wire
 from sglang.srt.runtime_context import get_context, get_device, get_parallel, publish

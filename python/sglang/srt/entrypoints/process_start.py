@@ -12,8 +12,8 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from sglang.srt.processes.standard_streams import answered, bear_lost_error_output
-from sglang.srt.processes.stop_signals import STOP_SIGNALS
+from sglang.srt.utils.standard_streams import answered, bear_lost_error_output
+from sglang.srt.utils.stop_signals import STOP_SIGNALS
 
 
 def serve(

@@ -24,13 +24,13 @@ from sglang.srt.entrypoints.http.listen_socket import listen, url_of
 from sglang.srt.entrypoints.http.status import Phase, ServerStatus
 from sglang.srt.entrypoints.process_start import signals_noted
 from sglang.srt.environ import envs
-from sglang.srt.processes.node_main import run_node
+from sglang.srt.processes.machines.node_main import run_node
 from sglang.srt.processes.rank_processes import RANK_MODULE, RankDied
-from sglang.srt.processes.stop_signals import STOP_SIGNALS
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log_format import configure_logging
 from sglang.srt.utils.os_errors import cure_of, with_cure
+from sglang.srt.utils.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.http_server import HttpServer

@@ -15,8 +15,8 @@ from sglang.srt.managers.scheduler_components.dp_attn import Agreement, DpAttnSy
 from sglang.srt.managers.scheduler_components.placement_report import report_placement
 from sglang.srt.managers.scheduler_components.schedule_batch import Plan
 from sglang.srt.managers.scheduler_components.stop_matcher import StopTokenizer
-from sglang.srt.managers.scheduler_components.wiring import build_parts
 from sglang.srt.managers.scheduler_components.worker import Worker
+from sglang.srt.managers.scheduler_wiring import build_parts
 from sglang.srt.messages.channel import SchedulerChannel
 from sglang.srt.messages.io_struct import (
     AbortReq,

@@ -18,7 +18,7 @@ from sglang.srt.messages import io_struct
 from sglang.srt.processes.hold_watch import process_state
 from sglang.srt.processes.rank_config import RankConfig, read_frame, write_frame
 from sglang.srt.processes.rank_environment import rank_environment, working_folder
-from sglang.srt.processes.stop_signals import held_from_children
+from sglang.srt.utils.stop_signals import held_from_children
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ import msgspec
 from sglang.srt.messages import io_struct
 from sglang.srt.processes.rank_config import RankConfig, read_frame, write_frame
 from sglang.srt.processes.sockets import remove_socket_folder
-from sglang.srt.processes.standard_streams import bear_lost_error_output
-from sglang.srt.processes.stop_signals import leave_to_parent
 from sglang.srt.utils.os_errors import with_cure
+from sglang.srt.utils.standard_streams import bear_lost_error_output
+from sglang.srt.utils.stop_signals import leave_to_parent
 
 logger = logging.getLogger(__name__)
 

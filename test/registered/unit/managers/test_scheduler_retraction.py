@@ -120,15 +120,15 @@ def test_a_retracted_request_stands_at_the_head_of_the_queue(new_scheduler: New)
 def test_penalties_and_seed_position_survive_a_retraction(new_scheduler: New) -> None:
     """What the sampler counts belongs to the request: nothing is reset and no token is counted twice."""
     scheduler = new_scheduler(pool_tokens=128, schedule_conservativeness=0.0)
-    rows = {}
-    accept = scheduler.planner.note_arrival
-    scheduler.planner.note_arrival = lambda req: (rows.update({req.rid: req.sampling}), accept(req))[1]
-    got = run(scheduler, *(make_request(f"r{i}", p, 60) for i, p in enumerate(PROMPTS[:2])))
+    scheduler.channel.inbox.extend(make_request(f"r{i}", p, 60) for i, p in enumerate(PROMPTS[:2]))
+    scheduler.step()
+    states = {req.rid: req.sampling for req in (*scheduler.queues.started(), *scheduler.queues.waiting)}
+    got = run(scheduler)
     assert sum(a.num_retractions for a in got.values()) > 0
     for i in range(2):
         ids = got[f"r{i}"].ids
-        assert rows[f"r{i}"].num_output == 60
-        assert rows[f"r{i}"].counts == {token: ids.count(token) for token in ids}
+        assert states[f"r{i}"].num_output == 60
+        assert states[f"r{i}"].counts == {token: ids.count(token) for token in ids}
 
 
 def test_a_retraction_is_logged_with_its_count(new_scheduler: New, caplog: pytest.LogCaptureFixture) -> None:

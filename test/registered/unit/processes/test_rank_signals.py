@@ -17,7 +17,7 @@ from sglang.srt.processes import rank_child
 from sglang.srt.processes.rank_config import RankConfig
 from sglang.srt.processes.rank_processes import RankProcesses
 from sglang.srt.processes.sockets import SocketFolder
-from sglang.srt.processes.stop_signals import STOP_SIGNALS
+from sglang.srt.utils.stop_signals import STOP_SIGNALS
 
 #: Changes no signal by itself, and ends when its starter does.
 NO_RANK_YET = "import os, sys\nwhile os.read(int(sys.argv[1]), 4096):\n  pass\n"

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from sglang.srt.batch.req import Req
 from sglang.srt.batch.sampling_state import SamplingState
-from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner
 from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
@@ -29,14 +28,14 @@ class RequestReceiver:
         queues: RequestQueues,
         *,
         limits: SchedulerLimits,
-        planner: BatchPlanner,
+        enqueue: Callable[[Req], None],
         processor: BatchResultProcessor,
         streamer: OutputStreamer,
         stop_matcher: StopMatcher,
     ) -> None:
         self._queues = queues
         self._limits = limits
-        self._planner = planner
+        self._enqueue = enqueue
         self._processor = processor
         self._streamer = streamer
         self._stop_matcher = stop_matcher
@@ -60,7 +59,7 @@ class RequestReceiver:
         req = Req(message, sampling, allowed, self._num_arrived)
         self._num_arrived += 1
         req.queued_at = now
-        self._planner.note_arrival(req)
+        self._enqueue(req)
 
     def _reason_to_refuse(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
         limits, length = self._limits, len(message.input_ids)

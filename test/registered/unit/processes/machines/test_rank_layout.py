@@ -18,9 +18,8 @@ from sglang.srt.arg_groups.public_values import common_values
 from sglang.srt.distributed.meeting_place import address_towards
 from sglang.srt.entrypoints.engine_core import decisions_of_ranks, smallest_limits
 from sglang.srt.environ import envs
-from sglang.srt.processes import rank_layout
-from sglang.srt.processes.rank_config import RankConfig
-from sglang.srt.processes.rank_layout import (
+from sglang.srt.processes.machines import rank_layout
+from sglang.srt.processes.machines.rank_layout import (
     Machine,
     hold_port,
     layout_line,
@@ -28,7 +27,8 @@ from sglang.srt.processes.rank_layout import (
     refuse_taken_ports,
     refuse_unknown_interface,
 )
-from sglang.srt.processes.ray_machines import connect_to_ray
+from sglang.srt.processes.machines.ray_machines import connect_to_ray
+from sglang.srt.processes.rank_config import RankConfig
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.server_args import ServerArgs

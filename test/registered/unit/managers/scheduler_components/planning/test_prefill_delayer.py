@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer, Vote
+from sglang.srt.managers.scheduler_components.planning.prefill_delayer import PrefillDelayer, Vote
 from sglang.srt.runtime_context import get_context, get_parallel, get_schedule
 from sglang.test.fakes.fake_group import FakeGroup, Row
 from sglang.test.fakes.fake_worker import expected_output

@@ -10,14 +10,14 @@ from collections import deque
 
 from sglang.srt.batch.req import Req
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
-from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, RequestQueues
-from sglang.srt.managers.scheduler_components.schedule_policy import (
+from sglang.srt.managers.scheduler_components.planning.schedule_policy import (
     NewTokenRatio,
     PrefillBudget,
     count_deferral,
     queue_order,
     waits_for,
 )
+from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, RequestQueues
 from sglang.srt.mem_cache.base_prefix_cache import PrefixMatch
 from sglang.srt.mem_cache.request_kv import RequestKV
 

@@ -17,7 +17,7 @@ import msgspec
 from sglang.srt.arg_groups.transport import pack_configuration, unpack_configuration
 from sglang.srt.distributed.meeting_place import Meeting
 from sglang.srt.messages import io_struct
-from sglang.srt.processes.rank_layout import Machine, rank_configs
+from sglang.srt.processes.machines.rank_layout import Machine, rank_configs
 from sglang.srt.processes.rank_processes import RankDied, RankProcesses
 from sglang.srt.processes.rank_watch import PRIMARY_CAUSE_WAIT_S
 from sglang.srt.processes.sockets import SocketFolder

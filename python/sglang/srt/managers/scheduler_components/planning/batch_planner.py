@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from sglang.srt.batch.req import Req
-from sglang.srt.managers.scheduler_components.decode_planner import DecodePlanner
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
-from sglang.srt.managers.scheduler_components.prefill_planner import PrefillPlanner
+from sglang.srt.managers.scheduler_components.planning.decode_planner import DecodePlanner
+from sglang.srt.managers.scheduler_components.planning.prefill_planner import PrefillPlanner
+from sglang.srt.managers.scheduler_components.planning.schedule_policy import NewTokenRatio
 from sglang.srt.managers.scheduler_components.schedule_batch import Plan, RequestQueues, make_prefill_batch
-from sglang.srt.managers.scheduler_components.schedule_policy import NewTokenRatio
 from sglang.srt.mem_cache.request_kv import RequestKV
 
 

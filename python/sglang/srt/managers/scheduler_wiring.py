@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang.srt.managers.scheduler_components.batch_planner import BatchPlanner
 from sglang.srt.managers.scheduler_components.batch_result_processor import BatchResultProcessor
 from sglang.srt.managers.scheduler_components.dp_attn import DpAttnSync
 from sglang.srt.managers.scheduler_components.group_channel import GroupChannel
@@ -16,7 +15,8 @@ from sglang.srt.managers.scheduler_components.invariant_checker import Invariant
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.load import SchedulerLoad
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
-from sglang.srt.managers.scheduler_components.prefill_delayer import PrefillDelayer
+from sglang.srt.managers.scheduler_components.planning.batch_planner import BatchPlanner
+from sglang.srt.managers.scheduler_components.planning.prefill_delayer import PrefillDelayer
 from sglang.srt.managers.scheduler_components.request_receiver import RequestReceiver
 from sglang.srt.managers.scheduler_components.schedule_batch import RequestQueues
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher, StopTokenizer, end_ids_of_model
@@ -80,7 +80,7 @@ def build_parts(
         receiver=RequestReceiver(
             queues,
             limits=limits,
-            planner=planner,
+            enqueue=planner.note_arrival,
             processor=processor,
             streamer=streamer,
             stop_matcher=stop_matcher,

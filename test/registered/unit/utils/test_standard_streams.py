@@ -19,7 +19,7 @@ COMMANDS = ["sglang version", "sglang help", "sglang serve --help", "sglang.plac
 #: The same programs as they were: what they print goes straight to the streams.
 PLAIN = """
 import importlib, sys
-from sglang.srt.processes import standard_streams
+from sglang.srt.utils import standard_streams
 def answered(prog, text):
     sys.stdout.write(text)
     return 0

@@ -11,7 +11,7 @@ import signal
 import threading
 
 from sglang.srt.arg_groups.public_values import short_description
-from sglang.srt.processes.rank_layout import layout_line, rank_configs
+from sglang.srt.processes.machines.rank_layout import layout_line, rank_configs
 from sglang.srt.processes.rank_processes import RankDied, RankProcesses
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.runtime_context import get_device, get_parallel, publish

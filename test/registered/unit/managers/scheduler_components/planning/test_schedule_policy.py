@@ -12,8 +12,8 @@ import pytest
 from sglang.srt.batch.req import Req
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.managers.scheduler_components import schedule_policy
-from sglang.srt.managers.scheduler_components.schedule_policy import (
+from sglang.srt.managers.scheduler_components.planning import schedule_policy
+from sglang.srt.managers.scheduler_components.planning.schedule_policy import (
     NewTokenRatio,
     PrefillBudget,
     count_deferral,

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from sglang.srt.batch.req import Req
+from sglang.srt.managers.scheduler_components.planning.schedule_policy import NewTokenRatio, requeue
 from sglang.srt.managers.scheduler_components.schedule_batch import (
     Plan,
     RequestQueues,
     ScheduledBatch,
     make_decode_batch,
 )
-from sglang.srt.managers.scheduler_components.schedule_policy import NewTokenRatio, requeue
 from sglang.srt.mem_cache.request_kv import RequestKV
 from sglang.srt.messages.io_struct import FinishReason
 

@@ -22,7 +22,7 @@ PLAIN_GLOBAL = 8
 READS = {
     "plain module global": "PLAIN_GLOBAL",
     "leaf        get_parallel().tp_size": "get_parallel().tp_size",
-    "quotient    get_parallel().attn_tp_size": "get_parallel().attn_tp_size",
+    "derived     get_parallel().attn_tp_size": "get_parallel().attn_tp_size",
     "stamp       get_parallel().tp_rank": "get_parallel().tp_rank",
     "computed    get_parallel().attn_dcp_rank": "get_parallel().attn_dcp_rank",
     "kept reader parallel.attn_tp_size": "parallel.attn_tp_size",

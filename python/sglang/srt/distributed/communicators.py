@@ -65,8 +65,10 @@ class Communicator:
         self.barrier.wait(timeout_s)
 
     def claim(self, group: Named) -> None:
-        """This thread is about to use it for `group`. RuntimeError where a thread that lives used it last
-        for another group."""
+        """Note that this thread is about to use the communicator for `group`.
+
+        `RuntimeError` where another living thread used it last for another group.
+        """
         thread = threading.current_thread()
         if self._used_for.get(thread) is not group:
             self._turn_to(group, thread)

@@ -280,8 +280,9 @@ def decisions_of_ranks(infos: Sequence[Report]) -> dict[str, Report]:
 
 
 def _self_test_tokens(manager: TokenizerManager, prompt_len: int) -> int:
-    """A pool or context of a few tokens (tests) must not fail the self-test; one that has no room for it is
-    refused by its flag.
+    """How many tokens the self-test generates: fewer where pool or context have room for a few only.
+
+    One without any room is refused by its flag.
     """
     limits, needed = manager.limits, prompt_len + 1
     room = min(limits.context_len, limits.pool_tokens)

@@ -97,8 +97,9 @@ def allow_many_connections() -> None:
 
 
 def why_no_start(error: Exception, *, testing: bool) -> str:
-    """One line about a start that fails in this process; before the self-test (`testing`), what the operator
-    can mend is told by its sentence alone.
+    """One line about a start that fails in this process.
+
+    Before the self-test (`testing` is False) an error that the operator can mend is its sentence alone.
     """
     named = f"{type(error).__name__}: {with_cure(error)}"
     if testing:

@@ -101,9 +101,11 @@ class RuntimeContext:
         self.publish(record, role=None, ranks=None)
 
     def publish(self, record: Any, *, role: str | None, ranks: SpawnRanks | None) -> None:
-        """Build and check a publication, then put it in force. RuntimeError inside a scope of placement,
-        flags or namespaces, whose names would go on answering for a record that it was not made for, or be
-        dropped with the record that they were stated on. No other thread opens one meanwhile."""
+        """Build and check a publication, then put it in force.
+
+        `RuntimeError` inside a scope of placement, flags or namespaces: its names would answer for a record
+        that they were not stated for, or be lost with the old one. No other thread opens a scope meanwhile.
+        """
         with self._no_scope_open("publish"):
             self.install(build_publication(record, role=role, ranks=ranks))
 
@@ -131,8 +133,10 @@ class RuntimeContext:
 
     @contextmanager
     def _follow_stamp(self, act: str, names: set[str]) -> Iterator[None]:
-        """Around the write of a stamp: `flags.dp.enabled` follows the width it is seeded from, where that is
-        stamped or unstamped. RuntimeError inside a scope of these flags, which would take that back."""
+        """Let `flags.dp.enabled` follow a stamp of the width that it comes from; entered around the write.
+
+        `RuntimeError` inside a scope of these flags, which would take the change back.
+        """
         if "attn_dp_size" not in names:
             yield
             return

@@ -88,8 +88,10 @@ def groups_in_the_way(parallel: PlacementReader) -> list[str]:
 
 
 def as_integer(value: Any) -> int | None:
-    """A plain int for whatever counts as one (`__index__`: an integer of numpy or torch, an array or a
-    tensor of one); None for anything else, and for a bool."""
+    """A plain int for whatever has `__index__`; None for anything else, and for a bool.
+
+    Integers of numpy and torch have it, and arrays and tensors of a single one.
+    """
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -202,8 +204,11 @@ def _broken_position(parallel: PlacementReader) -> Iterator[str]:
 
 
 def _broken_beside(parallel: PlacementReader, stated: Collection[str]) -> Iterator[str]:
-    """What a write states must agree with what stands beside it. A published record's does; and a draft,
-    which states `moe_ep_size` without `ep_size`, has experts of its own."""
+    """What a scope or a stamp states must agree with the settings beside it.
+
+    A published record is not asked: its widths are derived from its settings. A draft that states
+    `moe_ep_size` without `ep_size` has experts of its own.
+    """
     experts = _numbers(parallel, ("ep_size", "moe_ep_size")) if "ep_size" in stated else None
     if experts is not None and experts["ep_size"] != experts["moe_ep_size"]:
         yield f"ep_size == moe_ep_size: {experts['ep_size']} != {experts['moe_ep_size']}"

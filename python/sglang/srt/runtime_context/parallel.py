@@ -130,8 +130,10 @@ class ParallelContext(ParallelNames):
                 self._stamp.update(names)
 
     def clear_stamp(self) -> None:
-        """Drop every stamp, those of the spawn bundle included. RuntimeError inside a scope, which was
-        checked together with them."""
+        """Drop every stamp, those of the spawn bundle included.
+
+        `RuntimeError` inside a scope, which was checked together with them.
+        """
         with self.no_scope_open("clear_stamp()"), self._stamping("clear_stamp()", set(self._stamp)):
             self._stamp.clear()
 
@@ -260,8 +262,10 @@ def _in_plain_integers(names: dict[str, object]) -> dict[str, object]:
 
 
 def _may_be_kept(stated: dict[str, object], groups: list[str]) -> bool:
-    """Whether a verdict over these will be found again only where it still holds. A group is known by what it
-    is, and by its shape."""
+    """Whether equal values are certain to pass the check again: nothing here can change in place.
+
+    A group counts by its identity and by its shape.
+    """
     parts = [value for name, value in stated.items() if not name.endswith("_group")]
     for name in groups:
         parts += [getattr(stated[name], part, None) for part in ("world_size", "rank_in_group")]

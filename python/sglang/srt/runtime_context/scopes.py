@@ -42,8 +42,10 @@ class ScopeStack:
 
     @contextmanager
     def closed(self, act: str) -> Iterator[None]:
-        """No other thread opens a scope during `act`. RuntimeError where one is open: it would take back
-        what `act` writes, or hide it."""
+        """Keep scopes from being opened in this block; `RuntimeError` where one is open.
+
+        An open scope would take back what `act` writes, or hide it.
+        """
         with self._lock:
             stated = sorted({name for scope in self._open for name in scope.names})
             if stated:

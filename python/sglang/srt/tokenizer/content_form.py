@@ -121,8 +121,9 @@ def find_content_forms(render: Render) -> ContentForms:
 
 @dataclasses.dataclass
 class _Finding:
-    """What the chats of one role showed. `rendered`: some chat was not refused; `touched`: something of the
-    role's messages was written.
+    """What the chats of one role showed.
+
+    `rendered`: the template refused not every chat; `touched`: it wrote something of the role's messages.
     """
 
     form: Form | None = None
@@ -132,8 +133,10 @@ class _Finding:
 
 
 def _find_form(role: str, known: Mapping[str, Form], render: Render) -> _Finding:
-    """The first form in which the role's messages are read, in every chat at least as many as in any other
-    form: a template that reads one message as a string and the next as parts reads neither form.
+    """The first form in which the role's messages are read.
+
+    In every chat it must show at least as many of them as any other form does: a template that reads one
+    message as a string and the next as parts reads neither form.
     """
     found = _Finding()
     read: dict[Form, tuple[str, ...]] = {}

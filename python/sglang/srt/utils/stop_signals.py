@@ -24,8 +24,9 @@ def held_from_children() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """Ignore them, which drops those that have come, and only then unblock: what this process starts in its
-    turn must be able to hear them.
+    """Ignore the signals, which drops those that have come, and only then unblock them.
+
+    What this process starts itself must be able to hear them.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

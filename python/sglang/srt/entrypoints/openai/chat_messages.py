@@ -195,11 +195,11 @@ def _refuse_dropped(
     forms: ContentForms,
     render: Callable[[list[ChatMessage]], str],
 ) -> None:
-    """Of a role that the template wrote nothing of at the start, the text must be in the prompt all the same
-    (a variable may have opened the way to it), or the model would answer without having read it.
+    """Refuse a message that the prompt does not show, or the model would answer without having read it.
 
-    The same words may stand elsewhere in the prompt, so such a chat is rendered once more, with marks around
-    these texts that stand nowhere else.
+    Only roles are looked at of which the template wrote nothing at the start; a variable may have opened the
+    way to their texts since. The same words may be in the prompt for another reason, so such a chat is
+    rendered once more, with marks around these texts that are nowhere else.
     """
     if not forms.dropped:
         return

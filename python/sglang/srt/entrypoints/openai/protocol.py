@@ -305,8 +305,10 @@ def refused_fields(route: Route) -> dict[str, Refused]:
 
 
 def refused_elsewhere(route: Route) -> dict[str, Refused]:
-    """What only other routes declare as refused: here it is refused with the place where it is known, and the
-    same values ask for nothing. A name that acts on some route is not among them.
+    """The fields that only other routes declare as refused.
+
+    Here they are refused with the place where they are known, and the same values ask for nothing. A name
+    that acts on some route is not among them.
     """
     acting = {name for other in PATHS for name in acting_fields(other)}
     found: dict[str, Refused] = {}

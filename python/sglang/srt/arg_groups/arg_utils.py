@@ -171,7 +171,7 @@ class Namespace:
             cls.NAMESPACE = ns.path
 
 
-def strip_optional(tp: Any) -> tuple[Any, bool]:
+def strip_optional(tp: object) -> tuple[object, bool]:
     """`int | None` -> (int, True); `int` -> (int, False)."""
     if get_origin(tp) in (Union, types.UnionType):
         rest = [t for t in get_args(tp) if t is not type(None)]
@@ -180,7 +180,7 @@ def strip_optional(tp: Any) -> tuple[Any, bool]:
     return tp, False
 
 
-def kind_of(tp: Any) -> Kind:
+def kind_of(tp: object) -> Kind:
     inner, optional = strip_optional(tp)
     if inner is bool:
         return "toggle" if optional else "switch"
@@ -217,6 +217,6 @@ def leaves_of(cls: type) -> dict[str, Leaf]:
     return found
 
 
-def derived_of(cls: type) -> dict[str, Derived[Any]]:
+def derived_of(cls: type) -> dict[str, Derived[object]]:
     """The `Derived` half of a declaration class, in order."""
     return {name: value for name, value in vars(cls).items() if isinstance(value, Derived)}

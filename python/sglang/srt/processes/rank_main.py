@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from setproctitle import setproctitle
 
@@ -118,7 +118,7 @@ def report_failure(life: RankLife, config: RankConfig, error: Exception, *, star
     life.send_failure(config.world_rank, error, secondary=secondary, plain=plain)
 
 
-def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Scheduler, dict[str, Any]]:
+def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Scheduler, dict[str, object]]:
     """The model of this rank and its loop; the second value is what the server needs to know of them."""
     from sglang.srt.layers.moe.utils import initialize_moe_config
     from sglang.srt.managers.scheduler import Scheduler

@@ -107,7 +107,7 @@ def namespace_of(name: str) -> str | None:
     return next((path for path, items in DERIVED.items() if name in items), None)
 
 
-def project(record: object) -> dict[str, dict[str, Any]]:
+def project(record: object) -> dict[str, dict[str, object]]:
     """Dotted namespace -> its resolved leaves and derived values.
 
     Any object may be published: leaves that it lacks are absent, and so are the values derived from them.

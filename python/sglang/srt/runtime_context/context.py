@@ -100,7 +100,7 @@ class RuntimeContext:
         """Publish any object without a role and without ranks; leaves that it lacks stay unpublished."""
         self.publish(record, role=None, ranks=None)
 
-    def publish(self, record: Any, *, role: str | None, ranks: SpawnRanks | None) -> None:
+    def publish(self, record: object, *, role: str | None, ranks: SpawnRanks | None) -> None:
         """Build and check a publication, then put it in force.
 
         `RuntimeError` inside a scope of placement, flags or namespaces: its names would answer for a record
@@ -181,7 +181,7 @@ class RuntimeContext:
         """Every override since the last publish, in order."""
         return () if self.publication is None else tuple(self.publication.log)
 
-    def override_server_args(self, **fields: object) -> AbstractContextManager[Any]:
+    def override_server_args(self, **fields: object) -> AbstractContextManager[object]:
         """The scope of a test: a dummy record with these fields decided is published for a block."""
         scope: AbstractContextManager[Any] = import_module(_TEST_SCOPES).ServerArgsOverride(self, fields)
         return scope

@@ -8,7 +8,6 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -53,7 +52,7 @@ def target_of(key: str, where: str) -> Leaf | Input:
     return found
 
 
-def parse_json(text: str, tp: Any) -> object:
+def parse_json(text: str, tp: object) -> object:
     try:
         return msgspec.json.decode(text, type=tp)
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
@@ -106,7 +105,7 @@ def deprecations(stated: Mapping[str, object]) -> list[str]:
     return sentences
 
 
-def fields_from(stated: Mapping[str, object]) -> dict[str, Any]:
+def fields_from(stated: Mapping[str, object]) -> dict[str, object]:
     """Settings by declared name -> fields of the record, inputs expanded into the fields they set."""
     fields = {name: value for name, value in stated.items() if name in LEAVES}
     for name, value in stated.items():

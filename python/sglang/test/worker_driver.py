@@ -97,8 +97,8 @@ class WorkerDriver:
         """One forward with sampling; drawn tokens are appended to their sequences."""
         result = self.worker.forward_batch_generation(self.batch(parts, asks=asks, decode=decode))
         result.read()
-        for (seq, _), token in zip(parts, result.next_token_ids, strict=True):
-            if token is not None:
+        for (seq, _), tokens in zip(parts, result.next_token_ids, strict=True):
+            for token in tokens:
                 seq.ids.append(token)
                 seq.sampling.append(token)
         return result

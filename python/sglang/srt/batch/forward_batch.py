@@ -8,7 +8,7 @@ the requests' new tokens one request after another.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from sglang.srt.messages.io_struct import TokenLogprob
 if TYPE_CHECKING:
     from sglang.srt.batch.logprobs import LogprobRequest
     from sglang.srt.batch.sampling_state import SamplingState
+    from sglang.srt.batch.spec_input import SpecInput
 
 
 NOT_FINITE = (
@@ -32,10 +33,17 @@ ROW_FAILURES = (None, NOT_FINITE, NOTHING_LEFT)
 
 
 class ForwardMode(enum.Enum):
-    """Whether a forward computes new tokens of prompts, one token each, or nothing of this replica."""
+    """What the rows of a forward are.
+
+    EXTEND: new tokens of prompts. DECODE: the newest token of each request; a draft may bring several
+    candidates of each. TARGET_VERIFY: the nodes of each request's draft tree. DRAFT_EXTEND: the accepted
+    tokens of each request, for the draft's own cache. IDLE: nothing of this replica.
+    """
 
     EXTEND = "extend"
     DECODE = "decode"
+    TARGET_VERIFY = "target_verify"
+    DRAFT_EXTEND = "draft_extend"
     IDLE = "idle"
 
 
@@ -43,12 +51,23 @@ class ForwardMode(enum.Enum):
 class DpStep:
     """What the attention-DP replicas of one tensor group agreed on before a forward; lists in replica order.
 
-    A replica without requests is listed with zeros and takes the step all the same.
+    A replica without requests is listed with zeros and takes the step all the same. `slots_per_request` is
+    what every replica's `ForwardBatch.slots_per_request` allows.
     """
 
     num_tokens: list[int]
     num_logit_rows: list[int]
     is_extend: bool  # some replica computes a prompt
+    num_requests: list[int] = field(default_factory=list)
+    slots_per_request: int = 1
+
+    def of_phase(self, *, rows: int, logit_rows: int) -> DpStep:
+        """The step of one phase of a speculative round, in which each request has so many rows."""
+        return replace(
+            self,
+            num_tokens=[count * rows for count in self.num_requests],
+            num_logit_rows=[count * logit_rows for count in self.num_requests],
+        )
 
 
 @dataclass(slots=True)
@@ -75,6 +94,16 @@ class ForwardBatch:
     logprob_requests: list[LogprobRequest | None] | None = None
     #: With attention data parallelism: the step that this forward is one replica's part of.
     dp_step: DpStep | None = None
+    #: What a forward of a speculative round has beside its tokens.
+    spec: SpecInput | None = None
+    #: Ask the model for the hidden rows of all tokens, which a draft reads.
+    capture_hidden: bool = False
+    #: EXTEND: the token that follows this part of the prompt; None where the sampled one follows.
+    next_prompt_ids: list[int | None] | None = None
+    #: DECODE: how many slots from its position on each request has, for the nodes of a round.
+    slots_per_request: int = 1
+    #: DECODE: the last tokens of each request, the newest last; only for a worker that asks for them.
+    recent_ids: list[list[int]] | None = None
 
     @classmethod
     def idle(cls, dp_step: DpStep, device: torch.device) -> ForwardBatch:
@@ -84,7 +113,13 @@ class ForwardBatch:
 
     @property
     def num_logit_rows(self) -> int:
-        """Rows of last hidden states that the head scores: one a drawing request, one a prompt target."""
+        """Rows of last hidden states that the head scores.
+
+        One a drawing request and one a prompt target; in a speculative round those that it names.
+        """
+        if self.spec is not None:
+            rows = self.spec.logit_rows
+            return self.num_tokens if rows is None else int(rows.shape[0])
         drawing = sum(state is not None for state in self.sampling_states)
         return drawing + sum(len(request.targets) for request in self.logprob_requests or () if request)
 
@@ -113,15 +148,20 @@ class DrawnTokens:
 class GenerationBatchResult:
     """What a forward gave, one entry per request of the batch, in its order.
 
-    `next_token_ids[b]` is None where nothing was drawn. `failures[b]` says why this request alone failed; its
-    token is None then. `output_logprobs[b]` belongs to the token drawn; `input_logprobs[b]` has one entry per
-    target asked. Tokens are in the lists once `read` has been called.
+    `next_token_ids[b]` is empty where nothing was drawn; a speculative round gives one token or several.
+    `failures[b]` says why this request alone failed, after the tokens that it still got. `output_logprobs[b]`
+    has one entry for each token; `input_logprobs[b]` one per target asked. Tokens are in the lists once
+    `read` has been called.
     """
 
-    next_token_ids: list[int | None]
+    next_token_ids: list[list[int]]
     failures: list[str | None]
-    output_logprobs: list[TokenLogprob | None] | None = None
+    output_logprobs: list[list[TokenLogprob]] | None = None
     input_logprobs: list[list[TokenLogprob] | None] | None = None
+    #: A speculative round: how many tokens of the draft were right, and how many it proposed for each
+    #: request.
+    num_correct_drafts: list[int] | None = None
+    num_proposed_drafts: int = 0
     #: The requests that `drawn` has rows of, and what was drawn for them, until it is read.
     drawing: list[int] = field(default_factory=list)
     drawn: DrawnTokens | None = None
@@ -139,6 +179,6 @@ class GenerationBatchResult:
         ):
             self.failures[b] = self.failures[b] or ROW_FAILURES[failure]
             if self.failures[b] is None:
-                self.next_token_ids[b] = token_id
-                if self.output_logprobs is not None:
-                    self.output_logprobs[b] = logprob
+                self.next_token_ids[b] = [token_id]
+                if self.output_logprobs is not None and logprob is not None:
+                    self.output_logprobs[b] = [logprob]

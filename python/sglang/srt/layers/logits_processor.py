@@ -14,6 +14,7 @@ import torch
 
 from sglang.srt.batch.forward_batch import NOT_FINITE, ForwardBatch
 from sglang.srt.batch.logprobs import LogprobRequest
+from sglang.srt.batch.spec_input import SpecInput
 from sglang.srt.layers.communicator import head_spans_replicas
 from sglang.srt.layers.exchange.dp_gather import gather_rows
 from sglang.srt.layers.token_logprobs import token_logprobs
@@ -30,13 +31,16 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 class LogitsProcessorOutput:
     """`logits` [drawing requests, vocab] in the order of the batch; `drawing` lists those requests.
 
+    In a speculative round `logits` has the rows that the batch names, and `drawing` is empty.
     `input_logprobs` and `failures` have one entry a request; only a rank that draws knows those of prompts.
+    `hidden` [num_tokens, features] is there where the batch captures hidden rows.
     """
 
     logits: torch.Tensor
     drawing: list[int]
     input_logprobs: list[list[TokenLogprob] | None] | None
     failures: list[str | None]
+    hidden: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class LogitsProcessor:
         Drawing rows are scored before prompt rows. A rank that does not draw calls the head as often and
         reads nothing.
         """
+        if batch.spec is not None:
+            return self._score_round(hidden, head, batch, batch.spec)
         drawing = [b for b, state in enumerate(batch.sampling_states) if state is not None]
         rows = _last_rows(batch, drawing)
         prompts = _add_prompt_rows(batch, rows)
@@ -107,6 +113,18 @@ class LogitsProcessor:
             for prompt in prompts:
                 prompt.take(logits, piece)
         return _output(batch, drawn, drawing, prompts, failures)
+
+    def _score_round(
+        self, hidden: torch.Tensor, head: Head, batch: ForwardBatch, spec: SpecInput
+    ) -> LogitsProcessorOutput:
+        """Logits of the rows that a round names; whoever draws from them finds those that are not finite."""
+        if spec.logit_rows is not None:
+            hidden = hidden.index_select(0, spec.logit_rows)
+        num_rows = hidden.shape[0]
+        logits = hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
+        for piece in self._pieces(batch, num_rows):
+            logits = _add_drawn(logits, _score(hidden[piece.start : piece.end], head, piece), piece, num_rows)
+        return LogitsProcessorOutput(logits, [], None, [None] * batch.batch_size)
 
     def _pieces(self, batch: ForwardBatch, num_drawing: int) -> Iterator[Piece]:
         """The calls of the head.

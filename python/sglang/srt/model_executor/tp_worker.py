@@ -52,9 +52,9 @@ class TpModelWorker:
     def _sample(self, batch: ForwardBatch, output: LogitsProcessorOutput) -> GenerationBatchResult:
         requests = batch.logprob_requests
         result = GenerationBatchResult(
-            next_token_ids=[None] * batch.batch_size,
+            next_token_ids=[[] for _ in range(batch.batch_size)],
             failures=output.failures,
-            output_logprobs=None if requests is None else [None] * batch.batch_size,
+            output_logprobs=None if requests is None else [[] for _ in range(batch.batch_size)],
             input_logprobs=output.input_logprobs,
         )
         if output.drawing:

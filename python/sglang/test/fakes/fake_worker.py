@@ -177,13 +177,13 @@ class FakeWorker:
             token = fake_next_token(state) if self.next_token is None else self.next_token(ids.tolist())
             while row.suppresses_end and token in row.end_ids:
                 token = (token + 1) % VOCAB_SIZE
-        result.next_token_ids.append(token)
+        result.next_token_ids.append([] if token is None else [token])
         result.failures.append(failure)
         assert result.output_logprobs is not None and result.input_logprobs is not None
-        entry = None
+        entries = []
         if ask is not None and token is not None:
-            entry = fake_token_logprob(int(states[-1]), token, ask)
-        result.output_logprobs.append(entry)
+            entries.append(fake_token_logprob(int(states[-1]), token, ask))
+        result.output_logprobs.append(entries)
         result.input_logprobs.append(self._input_logprobs(batch, place, states, ask))
 
     def _input_logprobs(

@@ -4,6 +4,7 @@ register_cpu_ci(est_time=5, suite="unit-cpu")
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -20,15 +21,28 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 VOCAB = 300
 
 
+@dataclass
+class Drawn:
+    """What was drawn, one entry a row; None where a row failed or asked for nothing."""
+
+    next_token_ids: list
+    failures: list
+    output_logprobs: list
+
+
 def sampler(logits, states, logprob_requests=None):
     """One request a row, drawn and read."""
-    nothing = [None] * len(states)
+    nothing = range(len(states))
     result = GenerationBatchResult(
-        list(nothing), list(nothing), list(nothing), drawing=list(range(len(states)))
+        [[] for _ in nothing], [None for _ in nothing], [[] for _ in nothing], drawing=list(nothing)
     )
     result.drawn = Sampler()(logits, states, logprob_requests)
     result.read()
-    return result
+    return Drawn(
+        [ids[0] if ids else None for ids in result.next_token_ids],
+        result.failures,
+        [entries[0] if entries else None for entries in result.output_logprobs],
+    )
 
 
 def row(seed=0, produced=(), end_ids=(), **params):

@@ -19,12 +19,12 @@ from sglang.test.fakes.fake_group import FakeGroup
 from sglang.test.test_utils import published_topology
 
 RESULT = GenerationBatchResult(
-    next_token_ids=[7, None, 2**31],
+    next_token_ids=[[7], [], [2**31, 5]],
     failures=[None, "the model gave logits that are not finite: «NaN»", None],
     output_logprobs=[
-        TokenLogprob(-0.1234567890123456, 7, top=[(-0.5, 3), (-9999.0, 4)], chosen=[(-1e-300, 5)]),
-        None,
-        None,
+        [TokenLogprob(-0.1234567890123456, 7, top=[(-0.5, 3), (-9999.0, 4)], chosen=[(-1e-300, 5)])],
+        [],
+        [],
     ],
     input_logprobs=[None, [TokenLogprob(None, 1), TokenLogprob(-1 / 3, 2)], []],
 )
@@ -62,12 +62,12 @@ def test_a_peer_gets_exactly_what_the_leader_drew() -> None:
     drawn, group = share(0, batch(), lambda: RESULT)
     heard, _ = share(1, batch(), never, group.said)
     assert drawn is RESULT and heard == RESULT
-    assert heard.output_logprobs is not None and isinstance(heard.output_logprobs[0], TokenLogprob)
-    assert isinstance(heard.output_logprobs[0].top[0], tuple)
+    (entry,) = heard.output_logprobs[0]
+    assert isinstance(entry, TokenLogprob) and isinstance(entry.top[0], tuple)
 
 
 def test_a_result_without_logprobs_stays_without() -> None:
-    plain = GenerationBatchResult([1, 2], [None, None])
+    plain = GenerationBatchResult([[1], [2]], [None, None])
     _, group = share(0, batch(), lambda: plain)
     assert share(1, batch(), never, group.said)[0] == plain
 

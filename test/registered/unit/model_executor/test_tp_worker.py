@@ -43,7 +43,7 @@ def test_greedy_text_is_the_same_alone_together_and_in_chunks(driver):
     assert driver.generate([driver.add(ids) for ids in prompts], 12) == alone
     chunked = driver.add(prompts[3])
     for count in (31, 1, 40):
-        assert driver.step([(chunked, count)]).next_token_ids == [None]
+        assert driver.step([(chunked, count)]).next_token_ids == [[]]
     assert driver.generate([chunked], 12)[0] == alone[3]
 
 
@@ -82,8 +82,8 @@ def test_prompt_logprobs_are_those_of_each_prefix_whatever_the_chunks(driver):
     second = LogprobRequest(top_num=3, token_ids=[7, 9], first_row=0, targets=ids[8:12])
     a = driver.step([(other, 6), (seq, 7)], asks=[None, first])
     b = driver.step([(seq, 5), (other, 1)], asks=[second, None])
-    assert a.input_logprobs[0] is None and a.output_logprobs == [None, None]
-    assert b.output_logprobs[1] is None and b.output_logprobs[0] is not None
+    assert a.input_logprobs[0] is None and a.output_logprobs == [[], []]
+    assert b.output_logprobs[1] == [] and len(b.output_logprobs[0]) == 1
     entries = a.input_logprobs[1] + b.input_logprobs[0]
     assert [entry.token_id for entry in entries] == ids[3:]
     for row, entry in enumerate(entries, start=2):
@@ -110,7 +110,7 @@ def test_a_poisoned_request_fails_alone_and_its_neighbours_answer_as_before(driv
     for _ in range(4):
         result = driver.step([(seq, 1) for seq in seqs], decode=True)
         assert result.failures == [None, NOT_FINITE, None]
-        assert result.next_token_ids[1] is None
+        assert result.next_token_ids[1] == []
         seqs[1].ids.append(1)  # the scheduler would end it here; going on must do no harm
     for b in (0, 2):
         assert seqs[b].ids[len(prompts[b]) :] == healthy[b]
@@ -127,11 +127,11 @@ def test_drawn_tokens_are_in_the_result_once_it_is_read(driver):
     seq = driver.add(ids)
     expected = driver.generate([driver.add(ids)], 1)
     result = driver.worker.forward_batch_generation(driver.batch([(seq, len(ids))]))
-    assert result.next_token_ids == [None] and result.drawn is not None
+    assert result.next_token_ids == [[]] and result.drawn is not None
     result.read()
-    assert [result.next_token_ids] == expected and result.drawn is None
+    assert result.next_token_ids == expected and result.drawn is None
     result.read()
-    assert [result.next_token_ids] == expected
+    assert result.next_token_ids == expected
 
 
 def test_an_idle_batch_gives_an_empty_result(driver):
@@ -167,6 +167,6 @@ def test_logprobs_of_a_draw_go_to_the_request_that_drew(driver):
     result = driver.step(
         [(unfinished, 2), (seq, 5)], asks=[LogprobRequest(top_num=4), LogprobRequest(top_num=2)]
     )
-    assert result.next_token_ids[0] is None and result.output_logprobs[0] is None
-    entry = result.output_logprobs[1]
-    assert len(entry.top) == 2 and entry.top[0] == (entry.logprob, result.next_token_ids[1])
+    assert result.next_token_ids[0] == result.output_logprobs[0] == []
+    (entry,), (token,) = result.output_logprobs[1], result.next_token_ids[1]
+    assert len(entry.top) == 2 and entry.top[0] == (entry.logprob, token)

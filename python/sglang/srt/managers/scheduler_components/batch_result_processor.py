@@ -54,7 +54,7 @@ class BatchResultProcessor:
             self._kv.commit(req)
         elif not req.draws_a_token:
             self.end(req, FinishReason(type="length", length=0))
-        elif not self._take_token(req, place, result):
+        elif not self._take_tokens(req, place, result):
             self._kv.commit(req)
             self._queues.running.append(req)
 
@@ -63,33 +63,41 @@ class BatchResultProcessor:
         some_ended = False
         for place, req in enumerate(reqs):
             failure = failures[place]
-            if failure is not None:
-                self._fail(req, failure)
+            if self._take_tokens(req, place, result, may_be_none=failure is not None):
                 some_ended = True
-            elif self._take_token(req, place, result):
+            elif failure is not None:
+                self._fail(req, failure)
                 some_ended = True
         if some_ended:
             self._queues.running = [req for req in self._queues.running if req.finish_reason is None]
 
-    def _take_token(self, req: Req, place: int, result: GenerationBatchResult) -> bool:
-        """Append the drawn token and report it; True when the request ended with it."""
-        token_id = result.next_token_ids[place]
-        if token_id is None:
+    def _take_tokens(
+        self, req: Req, place: int, result: GenerationBatchResult, *, may_be_none: bool = False
+    ) -> bool:
+        """Append the drawn tokens one by one and report them; True when the request ended with one of them.
+
+        What was drawn behind that one is dropped.
+        """
+        token_ids = result.next_token_ids[place]
+        if not token_ids and not may_be_none:
             raise RuntimeError(f"the forward drew no token for request {req.rid!r} and reported no failure")
-        req.output_ids.append(token_id)
-        req.sampling.append(token_id)
-        if req.return_logprob:
-            logprob = None if result.output_logprobs is None else result.output_logprobs[place]
-            if logprob is None:
-                raise RuntimeError(
-                    f"the forward gave no log-probability for request {req.rid!r}, which asked for it"
-                )
-            req.output_logprobs.append(logprob)
-        reason = self._stop_matcher.check(req)
-        if reason is not None:
-            self.end(req, reason)
-            return True
-        self._streamer.collect(req)
+        logprobs = [] if result.output_logprobs is None else result.output_logprobs[place]
+        if req.return_logprob and len(logprobs) != len(token_ids):
+            raise RuntimeError(
+                f"the forward gave {len(logprobs)} log-probabilities for the {len(token_ids)} tokens of "
+                f"request {req.rid!r}, which asked for them"
+            )
+        for at, token_id in enumerate(token_ids):
+            req.output_ids.append(token_id)
+            req.sampling.append(token_id)
+            if req.return_logprob:
+                req.output_logprobs.append(logprobs[at])
+            reason = self._stop_matcher.check(req)
+            if reason is not None:
+                self.end(req, reason)
+                return True
+        if token_ids:
+            self._streamer.collect(req)
         return False
 
     def _take_input_logprobs(

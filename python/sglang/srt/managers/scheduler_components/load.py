@@ -56,7 +56,7 @@ class SchedulerLoad:
 
     def count(self, batch: ScheduledBatch, result: GenerationBatchResult) -> None:
         """A forward over `batch` has been processed."""
-        self.num_generated_tokens += sum(token is not None for token in result.next_token_ids)
+        self.num_generated_tokens += sum(map(len, result.next_token_ids))
         if batch.parts is None:
             self.num_decode_forwards += 1
             self._decoded_since_log += len(batch.reqs)

@@ -6,7 +6,7 @@ ends, pages or requests, nor file formats: weights arrive as items under Hugging
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -64,7 +64,11 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """ids and positions [num_tokens] -> hidden states after the last norm [num_tokens, hidden]."""
+    """ids and positions [num_tokens] -> hidden states after the last norm [num_tokens, hidden].
+
+    The second value is what a draft reads, where the batch captures hidden rows: the same rows, or the
+    residual stream after each of `aux_layers` (0-based numbers of layers), side by side.
+    """
 
     def __init__(self, config: ModelConfig, layers: Iterable[DecoderLayer], *, dtype: torch.dtype) -> None:
         super().__init__()
@@ -74,17 +78,27 @@ class DecoderModel(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.rotary = get_rope(config.head_dim, config.rope_theta, config.rope_scaling, dtype)
+        self.aux_layers: tuple[int, ...] = ()
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if ctx.batch.forward_mode is ForwardMode.IDLE:  # the ranks of an idle replica look nothing up
             residual = self.norm.weight.new_empty(0, self.norm.weight.shape[0])
         else:
             residual = self.embed_tokens(input_ids)
         cos_sin = self.rotary(positions)
+        captures = ctx.batch.capture_hidden
+        streams: dict[int, torch.Tensor] = {}
         x = None
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             x = layer(x, residual, cos_sin, ctx)
-        return self.norm(residual) if x is None else self.norm.add(x, residual)
+            if captures and number in self.aux_layers:
+                streams[number] = residual + x  # the next layer adds in place
+        hidden = self.norm(residual) if x is None else self.norm.add(x, residual)
+        if not captures:
+            return hidden, None
+        return hidden, torch.cat([streams[n] for n in self.aux_layers], dim=-1) if self.aux_layers else hidden
 
 
 class DecoderForCausalLM(nn.Module):
@@ -129,8 +143,23 @@ class DecoderForCausalLM(nn.Module):
 
     def forward(self, ctx: ForwardContext) -> LogitsProcessorOutput:
         batch = ctx.batch
-        hidden = self.model(batch.input_ids, batch.positions, ctx)
-        return self.logits_processor(hidden, self.lm_head, batch)
+        hidden, captured = self.model(batch.input_ids, batch.positions, ctx)
+        output = self.logits_processor(hidden, self.lm_head, batch)
+        output.hidden = captured
+        return output
+
+    def set_aux_layers(self, layers: Sequence[int]) -> None:
+        """Capture the residual stream after these layers instead of the last hidden rows.
+
+        `ValueError` for a layer that the model does not have.
+        """
+        count = self.config.num_layers
+        wrong = [number for number in layers if not 0 <= number < count]
+        if wrong:
+            raise ValueError(
+                f"a draft reads the output of layers {list(layers)}, the target has layers 0 to {count - 1}"
+            )
+        self.model.aux_layers = tuple(layers)
 
     def limit_vocabulary(self, num_ids: int) -> None:
         """Score only the first `num_ids` ids: rows of the head beyond them stand for no token.

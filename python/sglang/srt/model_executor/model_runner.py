@@ -1,56 +1,67 @@
-"""Owns one rank's model, cache and attention back end, and runs a forward over them.
+"""Owns one rank's model and its attention back end, and runs a forward over them.
 
-Built by the tensor-parallel worker. It composes its parts and does not sample. It keeps no tensor-parallel
-group (layers ask the context in the scope that runs) and runs in no other placement than its own.
+Built by the tensor-parallel worker, and once more for a draft model. It composes its parts, makes no pool and
+does not sample. It keeps no tensor-parallel group (layers ask the context in the scope that runs) and runs in
+no other placement than its own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.forward_context import ForwardContext
-from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.parallel_state_wrapper import ParallelState
 from sglang.srt.layers.attention.attention_registry import published_attention_backend
-from sglang.srt.layers.attention.base_attn_backend import KVSpec
-from sglang.srt.layers.dp_attention import initialize_dp_attention, prepare_dp_forward
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, KVSpec
+from sglang.srt.layers.dp_attention import prepare_dp_forward
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import make_kv_pools
-from sglang.srt.model_executor.model_runner_components.load_model import build_model, published_dtype
-from sglang.srt.platforms import available_memory_bytes
+from sglang.srt.model_executor.model_runner_components.load_model import published_dtype
 from sglang.srt.platforms.device import model_device
 from sglang.srt.runtime_context import assert_role, get_device, get_parallel
 
 
-class ModelRunner:
-    """A loaded model with its pools; `forward` takes a batch and gives logits."""
+class RunnableModel(Protocol):
+    """What a runner needs of a model: one forward, and what it caches of each token."""
 
-    def __init__(self, model_config: ModelConfig, *, num_ids: int | None = None) -> None:
+    def __call__(self, ctx: ForwardContext) -> LogitsProcessorOutput: ...
+
+    def kv_shape(self) -> tuple[int, int, int]: ...
+
+
+Model = TypeVar("Model", bound=RunnableModel)
+
+
+class ModelRunner(Generic[Model]):
+    """A loaded model; `forward` takes a batch and gives logits once `init_attention_backend` has run.
+
+    `load(dtype, device)` makes the model, in the scope that is open here: that is where it lives.
+    """
+
+    def __init__(self, load: Callable[[torch.dtype, torch.device], Model]) -> None:
         assert_role("scheduler")
-        self.model_config = model_config
         self.device = model_device(get_device().device)
         self.dtype = published_dtype()
-        if get_parallel().attn_dp_size > 1:
-            initialize_dp_attention(
-                hidden_size=model_config.hidden_size, dtype=self.dtype, device=self.device
-            )
         #: Where this model lives: it is built in the scope that is open here, and runs in no other.
         self.placement = ParallelState.from_context()
-        backend = published_attention_backend()
-        before = available_memory_bytes()
-        self.model = build_model(model_config, dtype=self.dtype, device=self.device)
-        if num_ids is not None:
-            self.model.limit_vocabulary(num_ids)
-        self.pools = make_kv_pools(
-            KVSpec(*self.model.kv_shape(), self.dtype),
-            backend.kv_layout,
-            context_len=model_config.context_len,
-            device=self.device,
-            available_before=before,
-            available_now=available_memory_bytes(),
-        )
-        self.attn_backend = backend(self.pools.kv, self.pools.req_to_token.req_to_token)
+        self.backend_class = published_attention_backend()
+        self.model = load(self.dtype, self.device)
+        self.kv_spec = KVSpec(*self.model.kv_shape(), self.dtype)
+        self._attn_backend: AttentionBackend | None = None
+
+    def init_attention_backend(self, kv: KVPool, req_to_token: torch.Tensor) -> None:
+        """Attend over this pool and this table of slots [request rows, positions] from now on."""
+        self._attn_backend = self.backend_class(kv, req_to_token)
+
+    @property
+    def attn_backend(self) -> AttentionBackend:
+        """`RuntimeError` before there is a pool to attend over."""
+        if self._attn_backend is None:
+            raise RuntimeError("this runner has no attention back end yet: make the pools first")
+        return self._attn_backend
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
@@ -65,5 +76,4 @@ class ModelRunner:
             prepare_dp_forward(batch)
         if batch.forward_mode is not ForwardMode.IDLE:
             self.attn_backend.init_forward_metadata(batch)
-        output: LogitsProcessorOutput = self.model(ForwardContext(batch, self.attn_backend))
-        return output
+        return self.model(ForwardContext(batch, self.attn_backend))

@@ -6,32 +6,84 @@ requests: what a forward needs arrives with its batch. Only the leader of an att
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.attention.base_attn_backend import KVSpec
+from sglang.srt.layers.dp_attention import initialize_dp_attention
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler
+from sglang.srt.mem_cache.allocator import SlotAllocator
+from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import make_kv_pools
+from sglang.srt.model_executor.model_runner_components.load_model import build_model, published_dtype
 from sglang.srt.model_executor.result_broadcast import share_result
+from sglang.srt.models.common.decoder import DecoderForCausalLM
+from sglang.srt.platforms import available_memory_bytes
+from sglang.srt.platforms.device import model_device
+from sglang.srt.runtime_context import assert_role, get_device, get_parallel
 
 
 class TpModelWorker:
     """One rank's model behind the scheduler's interface.
 
     `num_ids` is how many ids the tokenizer knows; None without a tokenizer, where every row of the head is a
-    token.
+    token. Whoever brings a draft loads it first and calls `make_pools` then: one budget holds both.
     """
 
-    def __init__(self, model_config: ModelConfig, *, num_ids: int | None = None) -> None:
+    req_to_token_pool: ReqToTokenPool
+    token_to_kv_pool_allocator: SlotAllocator
+
+    def __init__(
+        self, model_config: ModelConfig, *, num_ids: int | None = None, has_draft: bool = False
+    ) -> None:
+        assert_role("scheduler")
         self.model_config = model_config
-        self.model_runner = ModelRunner(model_config, num_ids=num_ids)
+        self._available_before = available_memory_bytes()
+        if get_parallel().attn_dp_size > 1:
+            initialize_dp_attention(
+                hidden_size=model_config.hidden_size,
+                dtype=published_dtype(),
+                device=model_device(get_device().device),
+            )
+
+        def load(dtype: torch.dtype, device: torch.device) -> DecoderForCausalLM:
+            model = build_model(model_config, dtype=dtype, device=device)
+            if num_ids is not None:
+                model.limit_vocabulary(num_ids)
+            return model
+
+        self.model_runner = ModelRunner(load)
         self.sampler = Sampler()
-        pools = self.model_runner.pools
+        self.vocab_size: int = self.model_runner.model.lm_head.vocab_size
+        self.context_len = model_config.context_len
+        if not has_draft:
+            self.make_pools()
+
+    def make_pools(self, *, drafts: Sequence[KVSpec] = (), slots_per_step: int = 1) -> None:
+        """Make the pools of the target and of its drafts, and the target's attention back end.
+
+        A decode step writes at most `slots_per_step` slots of a request.
+        """
+        runner = self.model_runner
+        pools = make_kv_pools(
+            runner.kv_spec,
+            runner.backend_class.kv_layout,
+            drafts=drafts,
+            context_len=self.context_len,
+            slots_per_step=slots_per_step,
+            device=runner.device,
+            available_before=self._available_before,
+            available_now=available_memory_bytes(),
+        )
+        runner.init_attention_backend(pools.kv, pools.req_to_token.req_to_token)
+        self.pools = pools
         self.page_size = pools.kv.page_size
         self.max_total_num_tokens = pools.kv.size
-        self.vocab_size = self.model_runner.model.lm_head.vocab_size
-        self.context_len = model_config.context_len
         self.req_to_token_pool = pools.req_to_token
         self.token_to_kv_pool_allocator = pools.allocator
 

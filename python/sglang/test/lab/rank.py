@@ -191,7 +191,7 @@ def parameter_bytes(model: torch.nn.Module) -> int:
 
 def kv_bytes_per_token(worker: TpModelWorker) -> int:
     """Bytes of the pool by its number of slots, the reserved page included."""
-    pool = worker.model_runner.pools.kv
+    pool = worker.pools.kv
     slots = pool.size + pool.page_size
     layers = map(pool.layer, range(pool.spec.num_layers))
     return sum(layer.nbytes for layer in layers if isinstance(layer, torch.Tensor)) // slots

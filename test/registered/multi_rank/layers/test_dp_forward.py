@@ -131,7 +131,7 @@ class Replica:
         """One request of replica 1 has NaN in its cache: it fails there, and nothing else does."""
         if self.number == 1:
             slot = self.seq("b").slots[1]
-            self.driver.worker.model_runner.pools.kv.layer(0)[:, slot] = float("nan")
+            self.driver.worker.pools.kv.layer(0)[:, slot] = float("nan")
         parts: list[Part] = [{"a": 1}, {"b": 1, "c": 1}, {}, {}]
         replicas = get_parallel().attn_dp_size
         step = DpStep([1, 2, 0, 0][:replicas], [1, 3, 0, 0][:replicas], is_extend=False)

@@ -58,7 +58,7 @@ def test_a_seeded_answer_does_not_depend_on_company(driver):
 def test_bf16_and_fp16_models_run_and_cache_in_their_type(folder):
     for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
         with driven_worker(folder, dtype=name) as driver:
-            assert driver.worker.model_runner.pools.kv.layer(0).dtype == dtype
+            assert driver.worker.pools.kv.layer(0).dtype == dtype
             prompts = [prompt(30, 2), prompt(9, 3)]
             together = driver.generate([driver.add(ids) for ids in prompts], 8)
             assert all(len(tokens) == 8 for tokens in together)
@@ -106,7 +106,7 @@ def test_a_poisoned_request_fails_alone_and_its_neighbours_answer_as_before(driv
     healthy = driver.generate([driver.add(ids) for ids in prompts], 5)
     seqs = [driver.add(ids) for ids in prompts]
     driver.step([(seq, len(seq.ids)) for seq in seqs])
-    driver.worker.model_runner.pools.kv.layer(0)[:, seqs[1].slots[3]] = float("nan")
+    driver.worker.pools.kv.layer(0)[:, seqs[1].slots[3]] = float("nan")
     for _ in range(4):
         result = driver.step([(seq, 1) for seq in seqs], decode=True)
         assert result.failures == [None, NOT_FINITE, None]

@@ -122,7 +122,7 @@ def test_slots_used_before_do_not_shine_through(driver, theirs):
     first, a = driver.add(prompt(100, 5)), driver.add(long)
     driver.logits([(first, 100), (a, 59)])
     for layer in range(2):
-        driver.worker.model_runner.pools.kv.layer(layer)[:, first.slots] = float("nan")
+        driver.worker.pools.kv.layer(layer)[:, first.slots] = float("nan")
     driver.drop(first)
     b = driver.add(short)
     assert b.req_pool_idx == first.req_pool_idx

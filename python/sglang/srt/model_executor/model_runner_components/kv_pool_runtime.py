@@ -29,11 +29,16 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class KVPools:
-    """What one rank caches into."""
+    """What one rank caches into.
+
+    `drafts` are the pools of its draft models: they have the same slots, so one table and one allocator serve
+    all of them.
+    """
 
     kv: PagedKVPool
     req_to_token: ReqToTokenPool
     allocator: SlotAllocator
+    drafts: tuple[PagedKVPool, ...] = ()
 
 
 class HostMemory(NamedTuple):
@@ -114,12 +119,12 @@ def pool_tokens(
     return tokens
 
 
-def _check_request_table(rows: int, context_len: int, available: int) -> None:
+def _check_request_table(rows: int, columns: int, available: int) -> None:
     """Refuse a request table that does not fit: 8 bytes for each token that each request may have."""
-    needed = 8 * rows * context_len
+    needed = 8 * rows * columns
     if needed > available:
         raise ValueError(
-            f"the table of {rows} requests of {context_len} tokens needs {needed // _MIB} MiB, and "
+            f"the table of {rows} requests of {columns} tokens needs {needed // _MIB} MiB, and "
             f"{available // _MIB} MiB are available; lower --context-length or --max-running-requests"
         )
 
@@ -128,50 +133,69 @@ def make_kv_pools(
     spec: KVSpec,
     layout: KVLayout,
     *,
+    drafts: Sequence[KVSpec] = (),
     context_len: int,
+    slots_per_step: int = 1,
     device: torch.device,
     available_before: int,
     available_now: int,
 ) -> KVPools:
-    """Size and make the pools of this rank from the published flags and what all ranks can afford."""
+    """Size and make the pools of this rank from the published flags and what all ranks can afford.
+
+    Call it in the placement of the target: `drafts` says what draft models cache, and changes no row count.
+    The table has `slots_per_step` columns more than the context, for the nodes of a round at its end.
+    """
     schedule, parallel = get_schedule(), get_parallel()
     page_size = schedule.page_size or 1
-    wanted_rows = schedule.max_running_requests or default_max_running_requests(
-        context_len, schedule.max_total_tokens
-    )
-    rows = requests_per_replica(wanted_rows, parallel.attn_dp_size)
-    if parallel.attn_dp_size > 1:
-        logger.info(
-            "max_running_requests=%d over %d attention-DP replicas: each runs at most %d",
-            wanted_rows,
-            parallel.attn_dp_size,
-            rows,
-        )
+    rows = _request_rows(context_len)
     seen = _seen_by_all_ranks(HostMemory(parallel.node_rank, available_before, available_now))
     available_now = min(memory.now for memory in seen)
     ranks = parallel.ranks_on_host
     budget = least_budget_bytes(seen, mem_fraction=schedule.mem_fraction_static, ranks=ranks)
-    pages_per_request = -(-context_len // page_size)
+    bytes_per_token = sum(each.bytes_per_token for each in (spec, *drafts))
+    columns = context_len + (slots_per_step if slots_per_step > 1 else 0)
+    pages_per_request = -(-columns // page_size)
     tokens = pool_tokens(
         budget_bytes=budget,
-        bytes_per_token=spec.bytes_per_token,
+        bytes_per_token=bytes_per_token,
         page_size=page_size,
         max_total_tokens=schedule.max_total_tokens,
         useful=rows * pages_per_request * page_size,
     )
     pages = tokens // page_size
     rows = min(rows, tokens)
-    _check_request_table(rows, context_len, available_now // ranks)
+    _check_request_table(rows, columns, available_now // ranks)
     logger.info(
-        "KV cache is allocated. tokens=%d, pages=%d of %d, %s, %.1f MiB",
+        "KV cache is allocated. tokens=%d, pages=%d of %d, %s, %.1f MiB%s",
         tokens,
         pages,
         page_size,
         str(spec.dtype).removeprefix("torch."),
-        tokens * spec.bytes_per_token / _MIB,
+        tokens * bytes_per_token / _MIB,
+        f", {tokens * (bytes_per_token - spec.bytes_per_token) / _MIB:.1f} of them for drafts"
+        if drafts
+        else "",
     )
     return KVPools(
         kv=PagedKVPool(pages, page_size, layout, spec, device),
-        req_to_token=ReqToTokenPool(rows, context_len, device),
+        req_to_token=ReqToTokenPool(rows, columns, device),
         allocator=make_slot_allocator(pages, page_size),
+        drafts=tuple(PagedKVPool(pages, page_size, layout, each, device) for each in drafts),
     )
+
+
+def _request_rows(context_len: int) -> int:
+    """Rows of the request table: the requests that one replica may run."""
+    schedule, parallel = get_schedule(), get_parallel()
+    wanted = schedule.max_running_requests or default_max_running_requests(
+        context_len, schedule.max_total_tokens
+    )
+    rows = requests_per_replica(wanted, parallel.attn_dp_size)
+    if parallel.attn_dp_size > 1:
+        logger.info(
+            "max_running_requests=%d over %d attention-DP replicas: each runs at most %d",
+            wanted,
+            parallel.attn_dp_size,
+            rows,
+        )
+    return rows

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sglang.srt.arg_groups import prefill_buffer_ceiling
-from sglang.srt.arg_groups.adaptive_config import all_candidate_steps, candidate_steps_by_batch_size
+from sglang.srt.arg_groups.adaptive_config import AdaptiveSlot, adaptive_slots, all_candidate_steps
 from sglang.srt.arg_groups.fields import DERIVED
 from sglang.srt.arg_groups.overrides import (
     attention_backends_of,
@@ -281,17 +281,51 @@ def test_the_candidates_are_read_again_at_each_ask(adaptive):
 
 def test_slots_ascend_and_share_the_defaults_of_the_file(adaptive):
     path = adaptive({"candidate_steps": [1], "32": {}, "8": {"candidate_steps": [3, 2]}})
-    assert candidate_steps_by_batch_size(path) == {8: (3, 2), 32: (1,)}
-    assert list(candidate_steps_by_batch_size(path)) == [8, 32]
+    assert {size: slot.candidate_steps for size, slot in adaptive_slots(path).items()} == {
+        8: (2, 3),
+        32: (1,),
+    }
+    assert list(adaptive_slots(path)) == [8, 32]
     assert all_candidate_steps(True, path) == (1, 2, 3)
     assert all_candidate_steps(False, path) == ()
     assert all_candidate_steps(True, None) == (0, 1, 3, 5, 7)
+
+
+def test_a_slot_has_knobs_of_its_own_and_the_defaults_of_the_file(adaptive):
+    path = adaptive(
+        {"ema_alpha": 0.5, "1": {"candidate_steps": [1], "ceiling_coeff": 2}, "8": {"candidate_steps": [0]}}
+    )
+    first, second = adaptive_slots(path).values()
+    assert first == AdaptiveSlot(candidate_steps=(1,), ema_alpha=0.5, ceiling_coeff=2.0)
+    assert second == AdaptiveSlot(candidate_steps=(0,), ema_alpha=0.5)
+    assert (second.update_interval, second.warmup_batches) == (5, 10)
+    assert (second.up_hysteresis, second.down_hysteresis, second.ceiling_coeff) == (0.0, -0.25, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [
+        ("ema_alpha", 0),
+        ("ema_alpha", 1.5),
+        ("update_interval", 0),
+        ("update_interval", 2.5),
+        ("warmup_batches", -1),
+        ("up_hysteresis", "high"),
+        ("ceiling_coeff", -1),
+        ("ema_alfa", 0.2),
+    ],
+)
+def test_a_knob_outside_its_limits_is_refused_with_its_slot(adaptive, knob, value):
+    path = adaptive({"4": {"candidate_steps": [1], knob: value}})
+    with pytest.raises(ValueError, match=f"--speculative-adaptive-config .*batch size 4 .*{knob}"):
+        adaptive_slots(path)
 
 
 @pytest.mark.parametrize(
     "content",
     [
         "{",
+        '{"1": {"candidate_steps": [1], "up_hysteresis": NaN}}',
         "[1]",
         {},
         {"1": []},

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sglang.srt.model_loader.safetensors_weights import INDEX_FILE, SINGLE_FILE, safetensors_weights
+from sglang.srt.configs.safetensors_header import INDEX_FILE, SINGLE_FILE
+from sglang.srt.model_loader.safetensors_weights import safetensors_weights
 
 
 def loaded(folder, dtype=torch.float32):

@@ -35,6 +35,15 @@ class SamplingState:
         self.counts[token_id] = self.counts.get(token_id, 0) + 1
         self.num_output += 1
 
+    def after(self, token_ids: Iterable[int]) -> SamplingState:
+        """The state once `token_ids` are produced as well; this one stays as it is."""
+        state = SamplingState(self.params, self.seed, self.end_ids)
+        state.counts = dict(self.counts)
+        state.num_output = self.num_output
+        for token_id in token_ids:
+            state.append(token_id)
+        return state
+
     @property
     def suppresses_end(self) -> bool:
         """True while `min_new_tokens` is not reached, so that no end id may be drawn."""

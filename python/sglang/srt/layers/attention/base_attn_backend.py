@@ -42,6 +42,9 @@ class KVLayout(Protocol):
         """Storage for `num_pages` pages of `page_size` tokens: one opaque object per layer."""
         ...
 
+    def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy slots `sources` [n] of one layer to slots `targets` [n], reading all before writing any."""
+
 
 class KVPool(Protocol):
     """The pool as a back end sees it: slot s lies in page `s // page_size` at offset `s % page_size`."""

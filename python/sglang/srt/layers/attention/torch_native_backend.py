@@ -42,6 +42,10 @@ class HeadMajorLayout:
             storage[:, :page_size].zero_()
         return layers
 
+    def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        assert isinstance(layer, torch.Tensor)  # as allocate made it
+        layer.index_copy_(1, targets, layer.index_select(1, sources))
+
 
 @dataclass(slots=True)
 class _SingleRows:

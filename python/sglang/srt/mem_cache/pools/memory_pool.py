@@ -92,6 +92,7 @@ class PagedKVPool:
         self.page_size = page_size
         self.spec = spec
         self.device = torch.device(device)
+        self._layout = layout
         self._layers = layout.allocate(spec, num_pages + RESERVED_PAGES, page_size, self.device)
         if len(self._layers) != spec.num_layers:
             raise RuntimeError(
@@ -106,3 +107,8 @@ class PagedKVPool:
     def layer(self, layer_id: int) -> object:
         """What the layout made for this layer; only the back end that owns the layout looks inside."""
         return self._layers[layer_id]
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy what lies in slots `sources` [n] to slots `targets` [n]; a slot may be in both."""
+        for layer in self._layers:
+            self._layout.move(layer, sources, targets)

@@ -21,14 +21,16 @@ def two_threads():
 
 def inputs():
     draw = torch.Generator().manual_seed(0)
-    return (torch.randn(6, rows, 16, generator=draw) for rows in (3, 40, 40))
+    shapes = ((2, 3, 1, 3, 16), (6, 40, 16), (6, 40, 16))  # 2 kv heads, 3 requests, 3 query heads for each
+    return (torch.randn(*shape, generator=draw) for shape in shapes)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_one_thread_or_all_give_the_attention_of_the_formula(monkeypatch, masked):
     q, k, v = inputs()
-    mask = torch.zeros(6, 1, 40).index_fill_(2, torch.arange(30, 40), float("-inf")) if masked else None
-    expected = ((q @ k.transpose(1, 2)) * 0.25 + (0 if mask is None else mask)).softmax(-1) @ v
+    mask = torch.zeros(3, 1, 40).index_fill_(2, torch.arange(30, 40), float("-inf")) if masked else None
+    added = 0 if mask is None else mask.repeat(2, 1, 1)
+    expected = (((q.view(6, 3, 16) @ k.transpose(1, 2)) * 0.25 + added).softmax(-1) @ v).view(q.shape)
     for limit in (1 << 18, 0):
         monkeypatch.setattr(torch_native_backend, "_ONE_THREAD_KEYS", limit)
         assert (_attend(q, k, v, mask, 0.25) - expected).abs().max() < 1e-5

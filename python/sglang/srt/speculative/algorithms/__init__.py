@@ -1,0 +1,1 @@
+"""The draft algorithms: what proposes the tokens that the target verifies."""

@@ -79,11 +79,7 @@ class ModelConfig(DecoderShape):
             source, where = "hf", str(resolved / "config.json")
         config = merge_override(config, override_json)
         architecture = _architecture(config, where)
-        if config.get("quantization_config"):
-            raise ValueError(
-                f"{where}: quantization_config is set, and quantised Hugging Face checkpoints are not served "
-                f"yet; use the unquantised checkpoint or a GGUF file"
-            )
+        refuse_quantized(config, where)
         shape = architecture.read(ConfigValues(config, where))
         tokens = _TokenReader(generation, config, shape.vocab_size, where)
         return cls(
@@ -98,6 +94,15 @@ class ModelConfig(DecoderShape):
             source=source,
             path=resolved,
             generation_defaults=_generation_defaults(generation),
+        )
+
+
+def refuse_quantized(config: Mapping[str, object], where: str) -> None:
+    """ValueError where the checkpoint of this config stores its weights quantised."""
+    if config.get("quantization_config"):
+        raise ValueError(
+            f"{where}: quantization_config is set, and quantised Hugging Face checkpoints are not served "
+            f"yet; use the unquantised checkpoint or a GGUF file"
         )
 
 

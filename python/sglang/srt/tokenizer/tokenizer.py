@@ -56,7 +56,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary, template_variables: Mapping[str, object]) -> None:
         self._backend = vocabulary.backend
-        self._source = vocabulary.source
+        self.source: pathlib.Path = vocabulary.source
         self._special_tokens = vocabulary.special_tokens
         self.templates = ModelTemplates(
             vocabulary.chat_templates, {**vocabulary.special_tokens, **template_variables}
@@ -67,7 +67,7 @@ class Tokenizer:
         self.all_special_ids: list[int] = list(self._special_ids.values())
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         #: Every id this tokenizer knows is below; with gaps in the numbering it is more than `vocab_size`.
-        self.num_ids: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.num_ids: int = 1 + max(self.ids_of_tokens().values(), default=-1)
         self.bos_token: str | None = self._special_tokens.get("bos_token")
         self.eos_token: str | None = self._special_tokens.get("eos_token")
         self.pad_token: str | None = self._special_tokens.get("pad_token")
@@ -144,6 +144,11 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """One token, special or not, as it reads in the middle of a text; half a character is U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", self.utf8_errors)
+
+    def ids_of_tokens(self) -> dict[str, int]:
+        """Every token as the tokenizer's file writes it -> its id, added tokens included."""
+        tokens: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return tokens
 
     def special_id(self, text: str) -> int | None:
         """The id of the special token that is written exactly so."""

@@ -56,7 +56,7 @@ class NgramCorpus:
         return len(self._node_of)
 
     def insert(self, token_ids: Sequence[int], num_new: int) -> None:
-        """Add the n-grams of a text that end in its last `num_new` tokens.
+        """Add the n-grams of a text that end in its last `num_new` tokens, 1 or more.
 
         `token_ids`, the newest last, needs `max_depth - 1` tokens before the new ones where the text has
         them; what is longer is not read. Each n-gram counts once for each time that it ends in a new token:

@@ -13,7 +13,7 @@ import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.spec_input import DraftTree, SpecInput
-from sglang.srt.layers.attention.base_attn_backend import KVSpec
+from sglang.srt.layers.attention.base_attn_backend import KVSpec, Plan
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool
@@ -110,8 +110,11 @@ class AttentionCases:
 
     def run(self, batch: ForwardBatch, rows: Rows) -> torch.Tensor:
         """The eager answer, [rows, heads * dim]."""
-        self.backend.init_forward_metadata(batch)
-        return self.backend.forward(*rows, self.layer, batch)
+        return self.run_planned(self.backend.init_forward_metadata(batch), rows)
+
+    def run_planned(self, plan: Plan, rows: Rows) -> torch.Tensor:
+        """The answer over a plan that is filled."""
+        return self.backend.forward(*rows, self.layer, plan)
 
     def by_hand(self, batch: ForwardBatch, rows: Rows) -> torch.Tensor:
         """The answer in float64, one row after another, from the keys that the cache holds now."""

@@ -27,4 +27,5 @@ class RadixAttention(nn.Module):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """q [rows, heads, dim], k and v [rows, kv heads, dim] -> [rows, heads * dim]."""
-        return ctx.attn_backend.forward(q, k, v, self, ctx.batch)
+        assert ctx.plan is not None  # an idle replica skips attention
+        return ctx.attn_backend.forward(q, k, v, self, ctx.plan)

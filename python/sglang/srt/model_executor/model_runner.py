@@ -74,6 +74,7 @@ class ModelRunner(Generic[Model]):
         self.placement.check_in_force()
         if get_parallel().attn_dp_size > 1:
             prepare_dp_forward(batch)
+        plan = None
         if batch.forward_mode is not ForwardMode.IDLE:
-            self.attn_backend.init_forward_metadata(batch)
-        return self.model(ForwardContext(batch, self.attn_backend))
+            plan = self.attn_backend.init_forward_metadata(batch)
+        return self.model(ForwardContext(batch, self.attn_backend, plan))

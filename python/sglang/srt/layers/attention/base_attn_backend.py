@@ -1,4 +1,4 @@
-"""Owns what an attention back end is: its two calls, the page layout it chooses, and the pool as it sees it.
+"""Owns what an attention back end is: its plans, the page layout it chooses, and the pool as it sees it.
 
 Read by models (through `RadixAttention`), the KV pool and the model runner. It must not import `mem_cache`:
 the pool arrives as a protocol. Nobody but the back end may assume how keys and values lie in a page.
@@ -57,8 +57,33 @@ class KVPool(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PlanShape:
+    """What a plan with fixed addresses serves: batches of `num_requests` requests of `width` rows each.
+
+    Each request has at most `max_len` keys, with those of the batch.
+    """
+
+    num_requests: int
+    width: int
+    max_len: int
+
+
+class Plan:
+    """What a back end knows of one batch before its first layer; only the back end that made it looks inside.
+
+    A plan made for a `PlanShape` keeps its addresses for life: a recorded graph may read it.
+    """
+
+    __slots__ = ()
+
+
 class AttentionBackend(ABC):
-    """Plan once per batch, run once per layer."""
+    """Plan once per batch, run once per layer.
+
+    One function fills every plan, whether a graph reads it or not, so that no value can be fresh in one and
+    stale in the other.
+    """
 
     kv_layout: KVLayout
 
@@ -67,14 +92,51 @@ class AttentionBackend(ABC):
         """A back end over one pool and the table of slots [request rows, context]."""
 
     @abstractmethod
-    def init_forward_metadata(self, batch: ForwardBatch) -> None:
-        """Plan: everything that depends on the batch alone, computed once before the first layer."""
+    def make_plan(self, shape: PlanShape | None = None) -> Plan:
+        """An empty plan: with a shape one for graphs, else one that takes any batch and moves with it."""
+
+    @abstractmethod
+    def part_of_plan(self, plan: Plan, num_requests: int) -> Plan:
+        """The first requests of a plan for graphs, as a plan over the same memory."""
+
+    @abstractmethod
+    def fill(self, plan: Plan, batch: ForwardBatch) -> None:
+        """Write everything that depends on the batch alone; lengths come from its host list.
+
+        `RuntimeError` for a batch that the shape of the plan has no room for. A part of a plan shares its
+        memory: filling the one spoils the other.
+        """
+
+    @abstractmethod
+    def set_tail_mask(self, plan: Plan, tail_mask: torch.Tensor) -> None:
+        """Replace what `SpecInput.tail_mask` said of the batch in a plan for graphs; may be captured.
+
+        For drafts that choose their branches inside a graph. tail_mask is [requests, width, tail] bool.
+        """
 
     @abstractmethod
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, batch: ForwardBatch
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, plan: Plan
     ) -> torch.Tensor:
         """Run: store k, v of the new tokens, attend, return [num_tokens, num_heads * head_dim].
 
         q is [num_tokens, num_heads, head_dim], k and v are [num_tokens, num_kv_heads, head_dim].
         """
+
+    def padded_seq_len(self, width: int) -> int:
+        """Keys of a request that only fills a batch up: as many as it has rows, so that each sees one."""
+        return width
+
+    @property
+    def eager_plan(self) -> Plan:
+        """The plan of forwards that no graph runs."""
+        if self._eager_plan is None:
+            self._eager_plan = self.make_plan()
+        return self._eager_plan
+
+    _eager_plan: Plan | None = None
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> Plan:
+        """Fill the plan of eager forwards; it holds until the next batch."""
+        self.fill(self.eager_plan, batch)
+        return self.eager_plan

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, KVSpec
-from sglang.srt.layers.attention.torch_native_plan import ManyRows, PaddedRows, plan_batch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, KVSpec, Plan, PlanShape
+from sglang.srt.layers.attention.torch_native_plan import GraphPlan, ManyRows, PaddedRows, TorchPlan
 
 if TYPE_CHECKING:
     from sglang.srt.batch.forward_batch import ForwardBatch
@@ -54,27 +54,39 @@ class TorchNativeBackend(AttentionBackend):
     def __init__(self, pool: KVPool, req_to_token: torch.Tensor) -> None:
         self.pool = pool
         self.req_to_token = req_to_token
-        self._padded: list[PaddedRows] = []
-        self._many: list[ManyRows] = []
 
-    def init_forward_metadata(self, batch: ForwardBatch) -> None:
-        """Sort the requests into padded batches and runs."""
-        self._padded, self._many = plan_batch(batch, self.req_to_token, self.pool.spec.dtype)
+    def make_plan(self, shape: PlanShape | None = None) -> Plan:
+        if shape is None:
+            return TorchPlan()
+        return GraphPlan.allocate(shape, self.req_to_token.device, self.pool.spec.dtype)
+
+    def part_of_plan(self, plan: Plan, num_requests: int) -> Plan:
+        assert isinstance(plan, GraphPlan)
+        return plan.part(num_requests)
+
+    def fill(self, plan: Plan, batch: ForwardBatch) -> None:
+        assert isinstance(plan, TorchPlan)
+        plan.fill(batch, self.req_to_token, self.pool.spec.dtype)
+
+    def set_tail_mask(self, plan: Plan, tail_mask: torch.Tensor) -> None:
+        assert isinstance(plan, GraphPlan)
+        plan.set_tail_mask(tail_mask)
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, batch: ForwardBatch
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, plan: Plan
     ) -> torch.Tensor:
+        assert isinstance(plan, TorchPlan)
         kv = self.pool.layer(layer.layer_id)
         assert isinstance(kv, torch.Tensor)  # as this back end's layout made it
-        kv[: layer.num_kv_heads].index_copy_(1, batch.out_cache_loc, k.transpose(0, 1))
-        kv[layer.num_kv_heads :].index_copy_(1, batch.out_cache_loc, v.transpose(0, 1))
-        if len(self._padded) == 1 and self._padded[0].rows is None:
-            return _run_padded(self._padded[0], q, kv, layer)
+        kv[: layer.num_kv_heads].index_copy_(1, plan.out_cache_loc, k.transpose(0, 1))
+        kv[layer.num_kv_heads :].index_copy_(1, plan.out_cache_loc, v.transpose(0, 1))
+        if len(plan.padded) == 1 and plan.padded[0].rows is None:
+            return _run_padded(plan.padded[0], q, kv, layer)
         out = q.new_empty(q.shape[0], layer.num_heads * layer.head_dim)
-        for plan in self._padded:
-            assert plan.rows is not None
-            out[plan.rows] = _run_padded(plan, q[plan.rows], kv, layer)
-        for run in self._many:
+        for padded in plan.padded:
+            assert padded.rows is not None
+            out[padded.rows] = _run_padded(padded, q[padded.rows], kv, layer)
+        for run in plan.many:
             part = slice(run.first, run.first + run.count)
             out[part] = _run_many(run, q[part], k[part], v[part], kv, layer)
         return out

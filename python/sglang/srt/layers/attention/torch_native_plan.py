@@ -1,17 +1,18 @@
 """Owns what the torch back end knows of a batch before its first layer: padded batches, runs, slots, masks.
 
-Made by the back end once per batch, from the batch and the table of slots. It must not see queries, keys or
-values, and must not ask the device for a length: lengths come from the batch's host lists.
+Made and filled by the back end, from the batch and the table of slots, once per batch. It must not see
+queries, keys or values, and must not ask the device for a length: lengths come from the batch's host lists.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardMode
+from sglang.srt.layers.attention.base_attn_backend import Plan, PlanShape
 
 if TYPE_CHECKING:
     from sglang.srt.batch.forward_batch import ForwardBatch
@@ -52,37 +53,118 @@ class ManyRows:
     mask: torch.Tensor | None
 
 
-def plan_batch(
-    batch: ForwardBatch, req_to_token: torch.Tensor, dtype: torch.dtype
-) -> tuple[list[PaddedRows], list[ManyRows]]:
-    """Sort the requests into padded batches and runs; masks are of `dtype`."""
-    width, tail_mask = rows_per_request(batch)
-    many: list[ManyRows] = []
-    members: list[int] = []  # requests with `width` new tokens
-    starts: list[int] = []  # and the first row of each
-    first = 0
-    for b, count in enumerate(batch.extend_lens):
-        if count == width:
-            members.append(b)
-            starts.append(first)
-        elif count > 0:
-            many.append(_plan_many(batch, req_to_token, b, first, count))
-        first += count
-    parts = _split_by_length([batch.seq_lens_list[b] for b in members])
-    padded: list[PaddedRows] = []
-    for part in parts:
-        lengths = [batch.seq_lens_list[members[i]] for i in part]
-        table, rows, tail = batch.req_pool_indices, None, tail_mask
-        if len(parts) > 1 or many:
-            chosen = torch.tensor([members[i] for i in part], device=table.device)
-            table = table[chosen]
-            tail = None if tail is None else tail[chosen]
-            rows = torch.tensor([starts[i] for i in part], device=table.device)
-            if width > 1:
-                rows = (rows[:, None] + torch.arange(width, device=table.device)).view(-1)
-        slots, mask = _pad(req_to_token, table, lengths, width, tail, dtype)
-        padded.append(PaddedRows(len(part), width, max(lengths), rows, slots, mask))
-    return padded, many
+class TorchPlan(Plan):
+    """The plan of an eager forward: exact sizes, new tensors at each fill."""
+
+    __slots__ = ("many", "out_cache_loc", "padded")
+
+    out_cache_loc: torch.Tensor  # [num_tokens]: where the keys and values of the new tokens go
+    padded: list[PaddedRows]
+    many: list[ManyRows]
+
+    def fill(self, batch: ForwardBatch, req_to_token: torch.Tensor, dtype: torch.dtype) -> None:
+        """Sort the requests into padded batches and runs; masks are of `dtype`."""
+        self.out_cache_loc = batch.out_cache_loc
+        width, tail_mask = rows_per_request(batch)
+        self.many = []
+        members: list[int] = []  # requests with `width` new tokens
+        starts: list[int] = []  # and the first row of each
+        first = 0
+        for b, count in enumerate(batch.extend_lens):
+            if count == width:
+                members.append(b)
+                starts.append(first)
+            elif count > 0:
+                self.many.append(_plan_many(batch, req_to_token, b, first, count))
+            first += count
+        parts = _split_by_length([batch.seq_lens_list[b] for b in members])
+        self.padded = []
+        for part in parts:
+            lengths = [batch.seq_lens_list[members[i]] for i in part]
+            table, rows, tail = batch.req_pool_indices, None, tail_mask
+            if len(parts) > 1 or self.many:
+                chosen = torch.tensor([members[i] for i in part], device=table.device)
+                table = table[chosen]
+                tail = None if tail is None else tail[chosen]
+                rows = torch.tensor([starts[i] for i in part], device=table.device)
+                if width > 1:
+                    rows = (rows[:, None] + torch.arange(width, device=table.device)).view(-1)
+            slots, mask = _pad(req_to_token, table, lengths, width, tail, dtype)
+            self.padded.append(PaddedRows(len(part), width, max(lengths), rows, slots, mask))
+
+
+class GraphPlan(TorchPlan):
+    """A plan whose tensors stay where they are: every request is padded to the largest length."""
+
+    __slots__ = ("lengths", "mask", "shape")
+
+    def __init__(
+        self,
+        shape: PlanShape,
+        *,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        lengths: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+    ) -> None:
+        self.shape = shape
+        self.mask = mask  # [requests, width, max_len]
+        self.lengths = lengths  # [requests]
+        self.out_cache_loc = out_cache_loc
+        self.padded = [PaddedRows(shape.num_requests, shape.width, shape.max_len, None, slots, mask)]
+        self.many = []
+
+    @classmethod
+    def allocate(cls, shape: PlanShape, device: torch.device, dtype: torch.dtype) -> GraphPlan:
+        """A plan with memory of its own, whose masks are of `dtype`."""
+        count, width, length = shape.num_requests, shape.width, shape.max_len
+        return cls(
+            shape,
+            slots=torch.zeros(count * length, dtype=torch.int64, device=device),
+            mask=torch.zeros(count, width, length, dtype=dtype, device=device),
+            lengths=torch.zeros(count, dtype=torch.int64, device=device),
+            out_cache_loc=torch.zeros(count * width, dtype=torch.int64, device=device),
+        )
+
+    def part(self, num_requests: int) -> GraphPlan:
+        """The first requests, over the same memory."""
+        shape = replace(self.shape, num_requests=num_requests)
+        return GraphPlan(
+            shape,
+            slots=self.padded[0].slots[: num_requests * shape.max_len],
+            mask=self.mask[:num_requests],
+            lengths=self.lengths[:num_requests],
+            out_cache_loc=self.out_cache_loc[: num_requests * shape.width],
+        )
+
+    def fill(self, batch: ForwardBatch, req_to_token: torch.Tensor, dtype: torch.dtype) -> None:
+        """Write the batch into the tensors that are there."""
+        width, tail_mask = rows_per_request(batch)
+        count, max_len = self.shape.num_requests, self.shape.max_len
+        lengths = batch.seq_lens_list
+        if (
+            batch.extend_lens != [self.shape.width] * count
+            or width != self.shape.width
+            or max(lengths) > max_len
+        ):
+            raise RuntimeError(
+                f"a plan for {count} requests of {self.shape.width} rows and at most {max_len} keys cannot "
+                f"hold a batch of {batch.extend_lens} rows and {lengths} keys; pad it, or run it eagerly"
+            )
+        self.out_cache_loc.copy_(batch.out_cache_loc)
+        self.lengths.copy_(torch.tensor(lengths))
+        slots = self.padded[0].slots.view(count, max_len)
+        torch.index_select(req_to_token[:, :max_len], 0, batch.req_pool_indices, out=slots)
+        slots.masked_fill_(_padding(self.lengths, max_len), 0)
+        self._write_mask(tail_mask)
+
+    def set_tail_mask(self, tail_mask: torch.Tensor) -> None:
+        """Replace the mask, from the lengths of the last fill."""
+        self._write_mask(tail_mask)
+
+    def _write_mask(self, tail_mask: torch.Tensor | None) -> None:
+        unseen = unseen_keys(self.lengths, self.shape.max_len, self.shape.width, tail_mask)
+        self.mask.zero_().masked_fill_(unseen, float("-inf"))
 
 
 def rows_per_request(batch: ForwardBatch) -> tuple[int, torch.Tensor | None]:

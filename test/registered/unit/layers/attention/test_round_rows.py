@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardMode
-from sglang.srt.layers.attention import torch_native_backend, torch_native_plan
+from sglang.srt.layers.attention import torch_native_plan
 from sglang.test.attention_cases import AttentionCases, Sizes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -64,8 +64,8 @@ def test_requests_far_apart_in_length_are_padded_apart(monkeypatch, masked):
     lengths = [5, 40, 12, 3, 38]
     mask = cases.random_tree(5, 3).ancestor_mask() if masked else None
     batch = cases.batch(lengths, width=3, tail_mask=mask)
-    padded, _ = torch_native_plan.plan_batch(batch, cases.table, torch.float32)
-    assert [plan.length for plan in padded] == [40, 12, 5]
+    plan = cases.backend.init_forward_metadata(batch)
+    assert [padded.length for padded in plan.padded] == [40, 12, 5]
     assert difference(cases, batch) < 1e-5
 
 
@@ -89,8 +89,7 @@ def test_a_chain_in_one_round_equals_its_tokens_one_by_one():
             extend_lens=[1, 1, 1],
             spec=None,
         )
-        cases.backend.init_forward_metadata(step)
-        alone = cases.backend.forward(q[r::4], k[r::4], v[r::4], cases.layer, step)
+        alone = cases.run(step, (q[r::4], k[r::4], v[r::4]))
         assert (together[:, r] - alone).abs().max() < 1e-5
 
 
@@ -129,10 +128,10 @@ def test_a_round_whose_lists_disagree_is_refused_with_both():
         cases.backend.init_forward_metadata(batch)
 
 
-def test_no_length_is_asked_of_the_device(monkeypatch):
+def test_no_length_is_asked_of_the_device():
     """Lengths come from the host lists: the planned numbers follow them, whatever the tensor says."""
     cases = AttentionCases(Sizes(), seed=9)
     batch = cases.batch([12, 20], width=3)
     batch.seq_lens.fill_(-1)
     assert difference(cases, batch) < 1e-5
-    assert torch_native_backend.plan_batch(batch, cases.table, torch.float32)[0][0].length == 20
+    assert cases.backend.eager_plan.padded[0].length == 20

@@ -141,6 +141,13 @@ def test_the_quotients_stand_beside_the_widths_they_follow_from():
         ("enable_hierarchical_cache", ("--enable-hierarchical-cache", "--enable-hicache"), False, "memory"),
         ("dist_init_addr", ("--dist-init-addr", "--nccl-init-addr"), None, "parallel"),
         ("_speculative_draft_quantization_explicitly_set", (), None, "spec"),
+        (
+            "speculative_draft_model_path",
+            ("--speculative-draft-model-path", "--speculative-draft-model"),
+            None,
+            "spec",
+        ),
+        ("speculative_ngram_capacity", ("--speculative-ngram-capacity",), 10_000_000, "spec"),
     ],
 )
 def test_names_people_know(name, flags, default, namespace):

@@ -10,6 +10,8 @@ DTYPES: Final = ("auto", "half", "float16", "bfloat16", "float", "float32")
 KV_CACHE_DTYPES: Final = (
     "auto", "fp8_e5m2", "fp8_e4m3", "mxfp8", "bf16", "bfloat16", "nvfp4", "fp4_mx_block16",
 )  # fmt: skip
+#: Ways to read weights that this build has.
+SERVED_LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
 TOKENIZER_MODES: Final = ("auto", "slow")
 SAMPLING_DEFAULTS: Final = ("openai", "model")
 SCHEDULE_POLICIES: Final = (
@@ -41,3 +43,5 @@ REMOTE_INSTANCE_BACKENDS: Final = ("nccl", "transfer_engine", "modelexpress")
 MAMBA_RADIX_CACHE_STRATEGIES: Final = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 LOG_REQUEST_FORMATS: Final = ("text", "json")
+SPECULATIVE_ATTENTION_MODES: Final = ("prefill", "decode")
+NGRAM_MATCH_TYPES: Final = ("BFS", "PROB")

@@ -23,7 +23,7 @@ class Model(Namespace, ns=NS("model")):
         str,
         Arg(
             help="Which loader reads the files; auto looks at what is there; dummy makes random weights.",
-            served=("auto", "safetensors", "gguf", "dummy"),
+            served=choices.SERVED_LOAD_FORMATS,
             instead=_NO_DRAFT_FORMAT,
         ),
     ] = "auto"

@@ -14,13 +14,23 @@ from sglang.srt.messages.errors import RequestRejected
 from sglang.srt.messages.sampling_fields import sampling_params_of
 
 
-def _refuse_early(view: ResolvingView, *names: str) -> None:
-    """Refuse unserved ways to load a model before its files are looked at."""
+def refuse_early(view: ResolvingView, *names: str) -> None:
+    """Refuse unserved values before files are looked at that depend on them."""
     leaves: list[Leaf] = [LEAVES[name] for name in names]
     sentences = [refusal(leaf, getattr(view, leaf.name)) for leaf in leaves]
     found = [sentence for sentence in sentences if sentence]
     if found:
         raise ValueError("\n".join(found))
+
+
+def model_config_of(view: ResolvingView) -> ModelConfig:
+    """The config of the model to serve, with the operator's context length and overrides."""
+    return ModelConfig.from_path(
+        view.model_path,
+        context_length=view.context_length,
+        override_json=view.json_model_override_args,
+        load_format=view.load_format,
+    )
 
 
 def _check_sampling_defaults(view: ResolvingView, config: ModelConfig) -> None:
@@ -36,7 +46,7 @@ def _check_sampling_defaults(view: ResolvingView, config: ModelConfig) -> None:
         ) from error
 
 
-def _check_attention_width(view: ResolvingView, config: ModelConfig) -> None:
+def check_attention_width(view: ResolvingView, config: ModelConfig) -> None:
     """Refuse more attention-TP ranks than query heads.
 
     Heads that do not divide evenly are padded, but a rank without any head would only cost memory.
@@ -54,19 +64,14 @@ def _check_attention_width(view: ResolvingView, config: ModelConfig) -> None:
 
 
 def resolve_model(view: ResolvingView) -> None:
-    _refuse_early(view, "load_format", "revision", "download_dir", "quantization")
-    config = ModelConfig.from_path(
-        view.model_path,
-        context_length=view.context_length,
-        override_json=view.json_model_override_args,
-        load_format=view.load_format,
-    )
+    refuse_early(view, "load_format", "revision", "download_dir", "quantization")
+    config = model_config_of(view)
     if view.quantization == "gguf" and config.source != "gguf":
         raise ValueError(
             f"--quantization gguf needs a GGUF file, and {config.path} holds none; leave the flag out "
             "or give the .gguf file as --model-path"
         )
-    _check_attention_width(view, config)
+    check_attention_width(view, config)
     _check_sampling_defaults(view, config)
     view.fill("model_hook", context_length=config.context_len)
     if not view.skip_tokenizer_init:

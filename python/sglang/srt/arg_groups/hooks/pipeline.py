@@ -14,6 +14,7 @@ from sglang.srt.arg_groups.hooks.parallel import check_meeting_place, resolve_pa
 from sglang.srt.arg_groups.hooks.process import resolve_process
 from sglang.srt.arg_groups.hooks.schedule import resolve_schedule
 from sglang.srt.arg_groups.hooks.serving import resolve_serving
+from sglang.srt.arg_groups.hooks.speculative import resolve_speculative
 from sglang.srt.arg_groups.hooks.values import check_values
 from sglang.srt.arg_groups.model_override_base import ResolvingView, resolving_view
 from sglang.srt.arg_groups.overrides import (
@@ -36,6 +37,7 @@ HOOKS: tuple[Hook, ...] = (
     check_meeting_place,
     resolve_device,
     resolve_model,
+    resolve_speculative,
     resolve_dtype,
     resolve_kernels,
     resolve_schedule,

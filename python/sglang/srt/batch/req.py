@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
-from sglang.srt.messages.io_struct import FinishReason, TokenizedGenerateReqInput, TokenLogprob
+from sglang.srt.messages.io_struct import FinishReason, SpecCounts, TokenizedGenerateReqInput, TokenLogprob
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import CacheNode
@@ -24,9 +24,9 @@ Ids = npt.NDArray[np.int64]
 class Req:
     """One sequence.
 
-    In the cache: row `req_pool_idx` of the request table lists `kv_len` slots. The first `shared_len` of them
-    belong to the prefix cache (`node` is locked), the others are the request's own. Between steps every token
-    but the last one drawn is in the cache.
+    In the cache: row `req_pool_idx` of the request table lists `reserved_len` slots, of which the first
+    `kv_len` hold tokens. The first `shared_len` belong to the prefix cache (`node` is locked), the others are
+    the request's own. Between steps every token but the last one drawn is in the cache.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Req:
         # In the cache; a waiting request holds nothing.
         self.req_pool_idx: int | None = None
         self.kv_len = 0
+        self.reserved_len = 0
         self.shared_len = 0
         self.node: CacheNode | None = None
 
@@ -69,6 +70,7 @@ class Req:
         self.cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
         self.num_retractions = 0
         self.num_sent = 0
+        self.spec: SpecCounts | None = None  # None without a draft
         self.deferred_for: str | None = None
         self.deferrals = 0
         self.passed_over_from = 0
@@ -107,6 +109,12 @@ class Req:
         if not self.output_ids:
             return self.prompt_ids
         return np.concatenate((self.prompt_ids, np.array(self.output_ids, dtype=np.int64)))
+
+    def recent_ids(self, count: int) -> list[int]:
+        """The last `count` tokens of prompt and output, the newest last; fewer where there are fewer."""
+        output = self.output_ids[-count:]
+        from_prompt = min(count - len(output), len(self.prompt_ids))
+        return [*self.prompt_ids[len(self.prompt_ids) - from_prompt :].tolist(), *output]
 
     def prompt_targets(self, start: int, end: int) -> tuple[int, list[int]]:
         """Where the prompt logprobs begin that a forward over `start .. end - 1` can give, and of which ids.

@@ -79,6 +79,7 @@ class Scheduler:
         self.load = parts.load
         self.invariants = parts.invariants
         self._dp_attn = parts.dp_attn
+        self._has_draft = parts.limits.has_draft
         self._delayer = parts.delayer
         self._heartbeat = heartbeat
         self._stopping = False
@@ -122,13 +123,20 @@ class Scheduler:
             token_usage=self.kv.used() / self.kv.size,
         )
         if self._stopping:
+            self._may_decode(has_prompt=False)
             return Plan()
         self.receiver.expire(now)
-        plan = self.planner.plan(may_start=may_start)
+        plan = self.planner.plan(may_start=may_start, may_decode=self._may_decode)
         self.load.num_retractions += len(plan.retracted)
         for req in plan.ended:
             self.streamer.collect(req)
         return plan
+
+    def _may_decode(self, has_prompt: bool) -> bool:
+        """Whether this replica may decode in this step, with `has_prompt` what it has planned so far."""
+        if self._dp_attn is None or not self._has_draft:
+            return not has_prompt
+        return self._dp_attn.may_decode(has_prompt=has_prompt)
 
     def _agree(self, dp_attn: DpAttnSync, plan: Plan) -> Agreement:
         agreement = dp_attn.agree(
@@ -146,8 +154,8 @@ class Scheduler:
         if batch is not None:
             batch.forward.dp_step = dp_step
             result = self._run(batch.forward)
-            self.processor.process(batch, result)
-            self.load.count(batch, result)
+            num_tokens = self.processor.process(batch, result)
+            self.load.count(batch, result, num_tokens)
         elif dp_step is not None:
             self._run(ForwardBatch.idle(dp_step, self.planner.device))
             self.load.num_idle_forwards += 1

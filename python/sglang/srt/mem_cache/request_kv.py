@@ -49,8 +49,8 @@ class RequestKV:
         return -(-num_tokens // self.page_size) * self.page_size
 
     def owned(self, req: Req) -> int:
-        """Tokens of the pages that this request alone holds."""
-        return self.whole_pages(req.kv_len) - req.shared_len
+        """Tokens of the pages that this request alone holds, used or reserved."""
+        return self.whole_pages(req.reserved_len) - req.shared_len
 
     def used(self) -> int:
         """Tokens of pages that are neither free nor evictable."""
@@ -72,40 +72,59 @@ class RequestKV:
         self.req_to_token_pool.write(req_pool_idx, 0, match.slots)
         req.req_pool_idx = req_pool_idx
         req.node = match.node
-        req.shared_len = req.kv_len = len(match)
+        req.shared_len = req.kv_len = req.reserved_len = len(match)
 
     def extend(self, req: Req, end: int) -> np.ndarray | None:
-        """Slots for the tokens from `kv_len` up to `end`; None when there is no room."""
+        """Slots for the tokens of a prompt from `kv_len` up to `end`; None when there is no room."""
         start = req.kv_len
+        assert start == req.reserved_len, "a prompt has no slots in reserve"
         if not self._make_room(self.allocator.pages_to_extend(start, end)):
             return None
         last_slot = int(self.req_to_token_pool.host[req.req_pool_idx, start - 1]) if start else 0
         slots = self.allocator.alloc_extend(start, end, last_slot)
         assert slots is not None and req.req_pool_idx is not None
         self.req_to_token_pool.write(req.req_pool_idx, start, slots)
-        req.kv_len = end
+        req.kv_len = req.reserved_len = end
         return slots
 
-    def extend_by_one(
-        self, reqs: Sequence[Req], req_pool_indices: np.ndarray, lengths: np.ndarray
+    def reserve(
+        self, reqs: Sequence[Req], req_pool_indices: np.ndarray, lengths: np.ndarray, count: int
     ) -> np.ndarray | None:
-        """One slot for each running request; None when there is no room.
+        """Slots for the next `count` tokens of each running request; returns the first of each.
 
-        `req_pool_indices[b]` and `lengths[b]` are the row of request b in the table and its `kv_len`.
+        None when there is no room for all. `req_pool_indices[b]` and `lengths[b]` are the row of request b in
+        the table and its `kv_len`. What a row has in reserve already counts.
         """
-        if not self._make_room(self.allocator.pages_to_decode(lengths)):
+        reserved = np.array([req.reserved_len for req in reqs], dtype=np.int64)
+        if count == 1 and (reserved == lengths).all():  # every step without a draft
+            slots = self._append(req_pool_indices, lengths, lengths)
+            if slots is not None:
+                for req in reqs:
+                    req.reserved_len += 1
+            return slots
+        missing = np.maximum(lengths + count - reserved, 0)
+        starts = np.repeat(reserved, missing)
+        # Of each request its own 0, 1, ... behind its slots.
+        places = np.arange(len(starts)) - np.repeat(np.cumsum(missing) - missing, missing)
+        if self._append(np.repeat(req_pool_indices, missing), starts + places, starts) is None:
             return None
-        slots = self.allocator.alloc_decode(
-            lengths, self.req_to_token_pool.host[req_pool_indices, lengths - 1]
-        )
+        for req, added in zip(reqs, missing.tolist()):
+            req.reserved_len += added
+        first: np.ndarray = self.req_to_token_pool.host[req_pool_indices, lengths]
+        return first
+
+    def _append(self, rows: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+        """Slots at `positions` of `rows`, which have slots for `lengths` tokens; None without room."""
+        if not self._make_room(self.allocator.pages_to_decode(positions)):
+            return None
+        last_slots = self.req_to_token_pool.host[rows, lengths - 1]
+        slots = self.allocator.alloc_decode(positions, lengths, last_slots)
         assert slots is not None
-        self.req_to_token_pool.write_many(req_pool_indices, lengths, slots)
-        for req in reqs:
-            req.kv_len += 1
+        self.req_to_token_pool.write_many(rows, positions, slots)
         return slots
 
     def commit(self, req: Req) -> None:
-        """Hand the request's whole pages to the prefix cache, so that others can share them.
+        """Hand the whole pages of the request's tokens to the prefix cache, so that others can share them.
 
         Where the cache has the same tokens under other slots (two requests computed one prefix), the slots of
         the request are freed and it uses those of the cache.
@@ -136,12 +155,12 @@ class RequestKV:
         assert req.req_pool_idx is not None
         if keep:
             self.commit(req)
-        self.allocator.free(self.req_to_token_pool.host[req.req_pool_idx, req.shared_len : req.kv_len])
+        self.allocator.free(self.req_to_token_pool.host[req.req_pool_idx, req.shared_len : req.reserved_len])
         self.prefix_cache.unlock(req.node)
         self.req_to_token_pool.free(req.req_pool_idx)
         req.req_pool_idx = None
         req.node = None
-        req.kv_len = req.shared_len = 0
+        req.kv_len = req.shared_len = req.reserved_len = 0
 
     def flush(self) -> None:
         """Forget the prefix cache; refused while somebody uses a part of it."""

@@ -24,6 +24,7 @@ from sglang.srt.messages.requests import LOGPROB_FLOOR as LOGPROB_FLOOR
 from sglang.srt.messages.requests import AbortReq as AbortReq
 from sglang.srt.messages.requests import BatchTokenIDOutput as BatchTokenIDOutput
 from sglang.srt.messages.requests import FinishReason as FinishReason
+from sglang.srt.messages.requests import SpecCounts as SpecCounts
 from sglang.srt.messages.requests import TokenizedGenerateReqInput as TokenizedGenerateReqInput
 from sglang.srt.messages.requests import TokenLogprob as TokenLogprob
 from sglang.srt.messages.requests import TokenOutput as TokenOutput

@@ -93,11 +93,32 @@ class AbortReq(msgspec.Struct, kw_only=True, tag=True):
     exact: bool = False
 
 
+class SpecCounts(msgspec.Struct, array_like=True):
+    """What a draft did for one request, or for all of them: a round is one verify forward for one request.
+
+    A round emits its correct drafts and one token of the target's own. `histogram[c]` counts the rounds with
+    c correct drafts.
+    """
+
+    num_rounds: int = 0
+    num_correct_drafts: int = 0
+    num_proposed_drafts: int = 0
+    histogram: list[int] = msgspec.field(default_factory=list)
+
+    def add_round(self, correct: int, proposed: int) -> None:
+        """Count one more round, of so many drafts."""
+        self.num_rounds += 1
+        self.num_correct_drafts += correct
+        self.num_proposed_drafts += proposed
+        self.histogram.extend([0] * (correct + 1 - len(self.histogram)))
+        self.histogram[correct] += 1
+
+
 class TokenOutput(msgspec.Struct, kw_only=True, array_like=True):
     """What one request has got since the last message: new ids, and its end where it has ended.
 
     `output_logprobs` has one entry for each of `new_ids` where the request wants logprobs; `input_logprobs`
-    comes once, with the first output.
+    comes once, with the first output. `spec` counts since the request's start; None without a draft.
     """
 
     rid: str
@@ -109,6 +130,7 @@ class TokenOutput(msgspec.Struct, kw_only=True, array_like=True):
     num_retractions: int
     output_logprobs: list[TokenLogprob] | None = None
     input_logprobs: list[TokenLogprob] | None = None
+    spec: SpecCounts | None = None
 
 
 class BatchTokenIDOutput(msgspec.Struct, kw_only=True, tag=True):

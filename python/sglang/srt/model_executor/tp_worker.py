@@ -35,6 +35,8 @@ class TpModelWorker:
     token. Whoever brings a draft loads it first and calls `make_pools` then: one budget holds both.
     """
 
+    slots_per_step = 1
+    num_recent_ids = 0
     req_to_token_pool: ReqToTokenPool
     token_to_kv_pool_allocator: SlotAllocator
 

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from sglang.srt.messages.io_struct import BatchTokenIDOutput, FinishReason, Message, TokenLogprob
+from sglang.srt.messages.io_struct import (
+    BatchTokenIDOutput,
+    FinishReason,
+    Message,
+    SpecCounts,
+    TokenLogprob,
+)
 
 
 class FakeChannel:
@@ -43,6 +49,7 @@ class Answer:
     cached_tokens: int = 0
     num_retractions: int = 0
     completion_tokens: int = 0
+    spec: SpecCounts | None = None
 
 
 def answers(channel: FakeChannel) -> dict[str, Answer]:
@@ -67,4 +74,5 @@ def answers(channel: FakeChannel) -> dict[str, Answer]:
             answer.cached_tokens = output.cached_tokens
             answer.num_retractions = output.num_retractions
             answer.completion_tokens = output.completion_tokens
+            answer.spec = output.spec
     return joined

@@ -47,10 +47,11 @@ def _make_forward_raise() -> None:
 def _make_pool_leak(scheduler: Scheduler) -> None:
     process = scheduler.processor.process
 
-    def leaking(batch: ScheduledBatch, result: GenerationBatchResult) -> None:
-        process(batch, result)
+    def leaking(batch: ScheduledBatch, result: GenerationBatchResult) -> int:
+        num_tokens = process(batch, result)
         if _holds(batch.forward, LEAKING_TOKEN):
             scheduler.kv.allocator.alloc_extend(0, 1, 0)
+        return num_tokens
 
     scheduler.processor.process = leaking  # type: ignore[method-assign]
 

@@ -15,6 +15,7 @@ import torch
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode, GenerationBatchResult
 from sglang.srt.batch.logprobs import LogprobRequest
+from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.mem_cache.allocator import make_slot_allocator
 from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 from sglang.srt.messages.io_struct import TokenLogprob
@@ -95,58 +96,86 @@ def expected_output(prompt: Sequence[int], count: int) -> list[int]:
 class FakeWorker:
     """The surface of `TpModelWorker`. A test may set `next_token(ids)` and `failure(ids)`.
 
-    `forwards` counts forwards by mode, `rows` new tokens by mode, `batch_sizes` lists every batch and `steps`
-    what the replicas agreed on for each forward. Over several ranks only the leader's choice counts, and a
-    forward of a data-parallel step meets the other ranks of the tensor group, as a real one does.
+    With `slots_per_step` above 1 it is one with a draft: decode steps are verify rounds of as many nodes, and
+    `num_correct(ids)` says how many drafts of a request are right in the round that begins with these ids.
+    The others are written into their slots all the same.
+
+    `forwards` counts forwards by mode, `rows` new tokens by mode, `batch_sizes` lists every batch, `widths`
+    the nodes of every verify round and `steps` what the replicas agreed on for each forward. Over several
+    ranks only the leader's choice counts, and a forward of a data-parallel step meets the other ranks of the
+    tensor group, as a real one does.
     """
 
     def __init__(
-        self, *, pool_tokens: int = 4096, page_size: int = 1, max_requests: int = 64, context_len: int = 2048
+        self,
+        *,
+        pool_tokens: int = 4096,
+        page_size: int = 1,
+        max_requests: int = 64,
+        context_len: int = 2048,
+        slots_per_step: int = 1,
+        num_recent_ids: int = 0,
     ) -> None:
         num_pages = pool_tokens // page_size
         self.page_size = page_size
         self.vocab_size = VOCAB_SIZE
         self.context_len = context_len
+        self.slots_per_step = slots_per_step
+        self.num_recent_ids = num_recent_ids
         self.max_total_num_tokens = num_pages * page_size
         self.model_config: Any = SimpleNamespace(eos_token_ids=(EOS_ID,), vocab_size=VOCAB_SIZE)
-        self.req_to_token_pool = ReqToTokenPool(max_requests, context_len)
+        self.req_to_token_pool = ReqToTokenPool(max_requests, context_len + slots_per_step)
         self.token_to_kv_pool_allocator = make_slot_allocator(num_pages, page_size)
         slots = (num_pages + 1) * page_size
         self._ids_in_slots: np.ndarray = np.full(slots, -1, dtype=np.int64)
         self._positions_in_slots: np.ndarray = np.full(slots, -1, dtype=np.int64)
         self.next_token: Callable[[list[int]], int] | None = None
         self.failure: Callable[[list[int]], str | None] | None = None
+        self.num_correct: Callable[[list[int]], int] = lambda ids: ids[-1] % slots_per_step
         self.forwards = {"extend": 0, "decode": 0}
         self.rows = {"extend": 0, "decode": 0}
         self.batch_sizes: list[int] = []
+        self.widths: list[int] = []
         self.steps: list[DpStep | None] = []
 
     def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult:
-        mode = batch.forward_mode.value
+        mode, step = batch.forward_mode.value, batch.dp_step
         self.forwards[mode] = self.forwards.get(mode, 0) + 1
         self.rows[mode] = self.rows.get(mode, 0) + batch.num_tokens
         self.batch_sizes.append(batch.batch_size)
-        self.steps.append(batch.dp_step)
-        if batch.dp_step is not None:
-            self._meet_the_others(batch, batch.dp_step)
+        self.steps.append(step)
+        width = min(self.slots_per_step, batch.slots_per_request if step is None else step.slots_per_request)
+        if step is not None:
+            self._meet_the_others(batch, step, width)
         if batch.forward_mode is ForwardMode.IDLE:
-            assert batch.dp_step is not None, "an idle forward has no place outside a data-parallel step"
+            assert step is not None, "an idle forward has no place outside a data-parallel step"
             return GenerationBatchResult([], [])
         self._check_shapes(batch)
         slots = batch.out_cache_loc.numpy()
         self._ids_in_slots[slots] = batch.input_ids.numpy()
         self._positions_in_slots[slots] = batch.positions.numpy()
         result = GenerationBatchResult(next_token_ids=[], failures=[], output_logprobs=[], input_logprobs=[])
+        is_round = self.slots_per_step > 1 and batch.forward_mode is ForwardMode.DECODE
+        if is_round:
+            self.widths.append(width)
+            result.num_correct_drafts, result.num_proposed_drafts = [], width - 1
         for place in range(batch.batch_size):
-            self._row(batch, place, result)
+            self._row(batch, place, width if is_round else 1, result)
         if batch.logprob_requests is None:
             result.output_logprobs = result.input_logprobs = None
         return share_result(batch, lambda: result)
 
-    def _meet_the_others(self, batch: ForwardBatch, step: DpStep) -> None:
+    def _meet_the_others(self, batch: ForwardBatch, step: DpStep, width: int) -> None:
+        """The collectives of a forward: of a verify round one more for each phase, with its own rows."""
+        self._meet([batch.num_tokens, batch.num_logit_rows], step)
+        if self.slots_per_step > 1 and not step.is_extend:
+            for rows in (1, width):
+                sizes = [rows * batch.batch_size] * 2
+                self._meet(sizes, step.of_phase(rows=rows, logit_rows=rows))
+
+    def _meet(self, mine: list[int], step: DpStep) -> None:
         parallel = get_parallel()
-        mine = torch.tensor([[batch.num_tokens, batch.num_logit_rows]])
-        everyone = parallel.tp_group.all_gather(mine).tolist()
+        everyone = parallel.tp_group.all_gather(torch.tensor([mine])).tolist()
         ranks_each = len(everyone) // parallel.attn_dp_size
         agreed = zip(step.num_tokens, step.num_logit_rows, strict=True)
         assert everyone == [list(sizes) for sizes in agreed for _ in range(ranks_each)]
@@ -158,33 +187,73 @@ class FakeWorker:
         assert int(batch.out_cache_loc.min()) >= self.page_size, "the reserved page was handed out"
         assert len(set(batch.out_cache_loc.tolist())) == batch.num_tokens, "two tokens share a slot"
 
-    def _row(self, batch: ForwardBatch, place: int, result: GenerationBatchResult) -> None:
+    def _row(self, batch: ForwardBatch, place: int, width: int, result: GenerationBatchResult) -> None:
+        """The tokens of one request: one after its new tokens, and one after each draft that was right."""
         length = batch.seq_lens_list[place]
-        slots = self.req_to_token_pool.req_to_token[batch.req_pool_indices[place], :length].numpy()
-        ids, positions = self._ids_in_slots[slots], self._positions_in_slots[slots]
-        assert (positions == np.arange(length)).all(), "a slot holds a token of another position"
-        if self.page_size > 1:
-            assert (slots % self.page_size == positions % self.page_size).all(), (
-                "a page is not filled in order"
-            )
-        states = prefix_states(ids)
-        row = batch.sampling_states[place]
+        slots = self._slots(batch, place, length + width - 1)
         ask = None if batch.logprob_requests is None else batch.logprob_requests[place]
-        failure = None if self.failure is None else self.failure(ids.tolist())
-        token = None
-        if row is not None and failure is None:
-            state = int(states[-1])
-            token = fake_next_token(state) if self.next_token is None else self.next_token(ids.tolist())
-            while row.suppresses_end and token in row.end_ids:
-                token = (token + 1) % VOCAB_SIZE
-        result.next_token_ids.append([] if token is None else [token])
+        if batch.recent_ids is not None:
+            assert batch.recent_ids[place] == self._read(slots[:length])[-self.num_recent_ids :].tolist()
+        if width > 1:
+            self._write_drafts(slots, length, batch.sampling_states[place])
+        tokens: list[int] = []
+        entries: list[TokenLogprob] = []
+        failure = None
+        while failure is None and len(tokens) < width:
+            ids = self._read(slots[: length + len(tokens)])
+            if tokens and ids[-1] != tokens[-1]:
+                break  # the draft was wrong
+            failure = None if self.failure is None else self.failure(ids.tolist())
+            token = self._draw(ids, batch.sampling_states[place], len(tokens))
+            if token is None or failure is not None:
+                break
+            tokens.append(token)
+            if ask is not None:
+                entries.append(fake_token_logprob(int(prefix_states(ids)[-1]), token, ask))
+        result.next_token_ids.append(tokens)
         result.failures.append(failure)
+        if result.num_correct_drafts is not None:
+            result.num_correct_drafts.append(max(len(tokens) - 1, 0))
         assert result.output_logprobs is not None and result.input_logprobs is not None
-        entries = []
-        if ask is not None and token is not None:
-            entries.append(fake_token_logprob(int(states[-1]), token, ask))
         result.output_logprobs.append(entries)
+        states = prefix_states(self._read(slots[:length]))
         result.input_logprobs.append(self._input_logprobs(batch, place, states, ask))
+
+    def _slots(self, batch: ForwardBatch, place: int, count: int) -> np.ndarray:
+        table = self.req_to_token_pool.req_to_token
+        slots: np.ndarray = table[batch.req_pool_indices[place], :count].numpy()
+        offsets = np.arange(count) % self.page_size
+        assert (slots % self.page_size == offsets).all(), "a page is not filled in order"
+        assert (slots >= self.page_size).all(), "a row lacks slots"
+        return slots
+
+    def _read(self, slots: np.ndarray) -> np.ndarray:
+        positions = self._positions_in_slots[slots]
+        assert (positions == np.arange(len(slots))).all(), "a slot holds a token of another position"
+        ids: np.ndarray = self._ids_in_slots[slots]
+        return ids
+
+    def _write_drafts(self, slots: np.ndarray, length: int, row: SamplingState | None) -> None:
+        """Behind the `length` tokens there: so many right ones as `num_correct` says, then wrong ones."""
+        ids = self._read(slots[:length])
+        num_correct = self.num_correct(ids.tolist())
+        for place in range(length, len(slots)):
+            token = self._draw(ids, row, place - length)
+            assert token is not None
+            is_right = place - length < num_correct
+            ids = np.append(ids, token if is_right else (token + 1) % VOCAB_SIZE)
+        self._ids_in_slots[slots[length:]] = ids[length:]
+        self._positions_in_slots[slots[length:]] = np.arange(length, len(slots))
+
+    def _draw(self, ids: np.ndarray, row: SamplingState | None, num_earlier: int) -> int | None:
+        """The token after `ids`; `num_earlier` tokens were drawn in this step before it."""
+        if row is None:
+            return None
+        state = int(prefix_states(ids)[-1])
+        token = fake_next_token(state) if self.next_token is None else self.next_token(ids.tolist())
+        while row.num_output + num_earlier < row.params.min_new_tokens and token in row.end_ids:
+            token = (token + 1) % VOCAB_SIZE
+        return token
 
     def _input_logprobs(
         self, batch: ForwardBatch, place: int, states: np.ndarray, ask: LogprobRequest | None

@@ -40,6 +40,8 @@ def create_scheduler(
     page_size: int = 1,
     max_requests: int = 64,
     context_len: int = 2048,
+    slots_per_step: int = 1,
+    num_recent_ids: int = 0,
     world_rank: int = 0,
     groups: Mapping[str, Any] | None = None,
     **server_args_fields: Any,
@@ -60,7 +62,12 @@ def create_scheduler(
     elif parallel.tp_size > 1:
         parallel_state.initialize_model_parallel()
     worker = FakeWorker(
-        pool_tokens=pool_tokens, page_size=page_size, max_requests=max_requests, context_len=context_len
+        pool_tokens=pool_tokens,
+        page_size=page_size,
+        max_requests=max_requests,
+        context_len=context_len,
+        slots_per_step=slots_per_step,
+        num_recent_ids=num_recent_ids,
     )
     channel = FakeChannel() if parallel.is_attn_tp_leader else None
     return Scheduler(worker, tokenizer=FakeTokenizer(), channel=channel)
@@ -80,6 +87,7 @@ def run(
         going_on = scheduler.step()
         if check:
             scheduler.invariants.check_sum()
+            scheduler.invariants.check_lengths()
             scheduler.invariants.check_slots()
         if not going_on and not channel.inbox:
             return answers(channel)

@@ -42,11 +42,13 @@ configurations = st.fixed_dictionaries(
         "schedule_policy": st.sampled_from(["fcfs", "lpm"]),
         "schedule_conservativeness": st.sampled_from([0.0, 0.3, 1.0]),
         "disable_radix_cache": st.sampled_from([False, False, True]),
+        "slots_per_step": st.sampled_from([1, 1, 3, 8]),
+        "num_recent_ids": st.sampled_from([0, 6]),
     }
 )
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=160, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(fields=configurations, script=st.lists(actions, min_size=1, max_size=30))
 def test_every_request_gets_its_answer_and_the_books_add_up(
     fields: dict[str, Any], script: list[tuple[str, Any]]
@@ -76,6 +78,7 @@ def test_every_request_gets_its_answer_and_the_books_add_up(
                 for _ in range(what):
                     scheduler.step()
                     scheduler.invariants.check_sum()
+                    scheduler.invariants.check_lengths()
                     scheduler.invariants.check_slots()
         got = run(scheduler)
         scheduler.invariants.check_idle()

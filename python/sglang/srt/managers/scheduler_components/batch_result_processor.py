@@ -25,13 +25,16 @@ class BatchResultProcessor:
         self._streamer = streamer
         self._stop_matcher = stop_matcher
 
-    def process(self, batch: ScheduledBatch, result: GenerationBatchResult) -> None:
+    def process(self, batch: ScheduledBatch, result: GenerationBatchResult) -> int:
+        """Enter the result of `batch` in its requests; returns how many tokens they got."""
         result.read()
+        before = sum(len(req.output_ids) for req in batch.reqs)
         if batch.parts is None:
             self._process_decode(batch.reqs, result)
         else:
             for place, part in enumerate(batch.parts):
                 self._process_part(place, part, result)
+        return sum(len(req.output_ids) for req in batch.reqs) - before
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
         """`req` ends now, at whatever stage; the caller takes it out of the queues."""
@@ -61,7 +64,10 @@ class BatchResultProcessor:
     def _process_decode(self, reqs: list[Req], result: GenerationBatchResult) -> None:
         failures = result.failures
         some_ended = False
+        correct, proposed = result.num_correct_drafts, result.num_proposed_drafts
         for place, req in enumerate(reqs):
+            if correct is not None and req.spec is not None:
+                req.spec.add_round(correct[place], proposed)
             failure = failures[place]
             if self._take_tokens(req, place, result, may_be_none=failure is not None):
                 some_ended = True
@@ -76,7 +82,7 @@ class BatchResultProcessor:
     ) -> bool:
         """Append the drawn tokens one by one and report them; True when the request ended with one of them.
 
-        What was drawn behind that one is dropped.
+        What was drawn behind that one is dropped: its slots count as reserved, not as tokens in the cache.
         """
         token_ids = result.next_token_ids[place]
         if not token_ids and not may_be_none:
@@ -90,6 +96,7 @@ class BatchResultProcessor:
         for at, token_id in enumerate(token_ids):
             req.output_ids.append(token_id)
             req.sampling.append(token_id)
+            req.kv_len = req.seq_len - 1
             if req.return_logprob:
                 req.output_logprobs.append(logprobs[at])
             reason = self._stop_matcher.check(req)

@@ -1,7 +1,7 @@
-"""Owns what attention-DP replicas agree on each step: whether a forward runs, who has work, when all leave.
+"""Owns what attention-DP replicas agree on each step: which forward runs, who has work, when all leave.
 
-Asked by the scheduler after planning, and by the prefill delayer before. It must not plan: each replica's
-batch is its own business, only its sizes are exchanged here.
+Asked by the scheduler while it plans and after it, and by the prefill delayer before. It must not plan: each
+replica's batch is its own business, only its sizes are exchanged here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ class ReplicaFacts(NamedTuple):
     received: int  # messages from its channel since the start, dispatch notes not counted
     stopping: int
     has_requests: int
+    num_requests: int  # of its batch
     num_tokens: int
     num_logit_rows: int
     is_extend: int
+    slots_per_request: int
     plan: int  # checksum of the batch; what the replica's ranks must agree on
 
 
@@ -61,10 +63,10 @@ def gather_from_replicas(fields: tuple[str, ...], mine: tuple[int, ...]) -> list
 
 
 class DpAttnSync:
-    """One gather a step. When nobody has work, only the leader of replica 0 waits for messages.
+    """One gather a step, with a draft two.
 
-    The others wait for it in the next gather, so it must not wait while a message is under way to one of
-    them.
+    When nobody has work, only the leader of replica 0 waits for messages. The others wait for it in the next
+    gather, so it must not wait while a message is under way to one of them.
     """
 
     def __init__(self) -> None:
@@ -92,6 +94,14 @@ class DpAttnSync:
         """True on the ranks of replica 0 once every replica has what it was sent."""
         return self._is_first and self._all_arrived
 
+    def may_decode(self, *, has_prompt: bool) -> bool:
+        """Whether no replica has planned a prompt for this step; asked once a step where there is a draft.
+
+        Prompts and verify rounds have different collectives, so a step has either. `has_prompt` must say what
+        is planned, not what waits: a prompt that finds no room would keep everybody from decoding for ever.
+        """
+        return not any(row[0] for row in gather_from_replicas(("has_prompt",), (int(has_prompt),)))
+
     def agree(self, *, stopping: bool, has_requests: bool, batch: ForwardBatch | None) -> Agreement:
         """Exchange what each replica is about to do; every rank of the tensor group calls it once a step."""
         mine = self._facts(stopping, has_requests, batch)
@@ -105,6 +115,8 @@ class DpAttnSync:
                 num_tokens=[row.num_tokens for row in rows],
                 num_logit_rows=[row.num_logit_rows for row in rows],
                 is_extend=any(row.is_extend for row in rows),
+                num_requests=[row.num_requests for row in rows],
+                slots_per_request=min(row.slots_per_request for row in rows if row.num_tokens),
             )
         return Agreement(
             step=step,
@@ -113,12 +125,24 @@ class DpAttnSync:
         )
 
     def _facts(self, stopping: bool, has_requests: bool, batch: ForwardBatch | None) -> ReplicaFacts:
-        return ReplicaFacts(
+        nothing = ReplicaFacts(
             received=self._num_received,
             stopping=int(stopping),
             has_requests=int(has_requests),
-            num_tokens=0 if batch is None else batch.num_tokens,
-            num_logit_rows=0 if batch is None else batch.num_logit_rows,
-            is_extend=int(batch is not None and batch.forward_mode is ForwardMode.EXTEND),
-            plan=plan_checksum(batch) if batch is not None and get_parallel().attn_tp_size > 1 else 0,
+            num_requests=0,
+            num_tokens=0,
+            num_logit_rows=0,
+            is_extend=0,
+            slots_per_request=0,
+            plan=0,
+        )
+        if batch is None:
+            return nothing
+        return nothing._replace(
+            num_requests=batch.batch_size,
+            num_tokens=batch.num_tokens,
+            num_logit_rows=batch.num_logit_rows,
+            is_extend=int(batch.forward_mode is ForwardMode.EXTEND),
+            slots_per_request=batch.slots_per_request,
+            plan=plan_checksum(batch) if get_parallel().attn_tp_size > 1 else 0,
         )

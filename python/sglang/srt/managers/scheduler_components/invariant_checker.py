@@ -47,6 +47,15 @@ class InvariantChecker:
                 f"no request is left, but {taken} of {table.size} rows of the request table are taken"
             )
 
+    def check_lengths(self) -> None:
+        """A running request has every token but its newest in the cache, within the slots of its row."""
+        for req in self._queues.running:
+            if not req.shared_len <= req.kv_len == req.seq_len - 1 <= req.reserved_len:
+                raise RuntimeError(
+                    f"request {req.rid!r} has {req.seq_len} tokens, of which {req.kv_len} are counted as "
+                    f"cached ({req.shared_len} shared), in {req.reserved_len} slots"
+                )
+
     def check_slots(self) -> None:
         """Every slot is held once and lies in the pool. Visits every slot, so it is for tests."""
         kv, cache = self._kv, self._kv.prefix_cache
@@ -61,7 +70,7 @@ class InvariantChecker:
                 )
         for req in self._queues.started():
             assert req.req_pool_idx is not None
-            held.append(kv.req_to_token_pool.host[req.req_pool_idx, req.shared_len : req.kv_len])
+            held.append(kv.req_to_token_pool.host[req.req_pool_idx, req.shared_len : req.reserved_len])
             shared = kv.req_to_token_pool.host[req.req_pool_idx, : req.shared_len]
             if cache.keeps and not np.isin(shared, np.concatenate(held[:-1] or [shared[:0]])).all():
                 raise RuntimeError(

@@ -22,12 +22,17 @@ from sglang.srt.runtime_context.widths import requests_per_replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Everything is in tokens unless the name says otherwise. `chunk_size` None: prompts are not cut."""
+    """Everything is in tokens unless the name says otherwise. `chunk_size` None: prompts are not cut.
+
+    `slots_per_step` and `num_recent_ids` are the worker's.
+    """
 
     pool_size: int
     page_size: int
     context_len: int
     vocab_size: int
+    slots_per_step: int
+    num_recent_ids: int
     max_running_requests: int
     max_queued_requests: int | None
     chunk_size: int | None
@@ -65,6 +70,8 @@ class SchedulerLimits:
             page_size=worker.page_size,
             context_len=worker.context_len,
             vocab_size=worker.vocab_size,
+            slots_per_step=worker.slots_per_step,
+            num_recent_ids=worker.num_recent_ids,
             max_running_requests=running,
             max_queued_requests=schedule.max_queued_requests,
             chunk_size=None if chunk == -1 else chunk,
@@ -80,6 +87,11 @@ class SchedulerLimits:
             waiting_timeout_s=envs.SGLANG_REQ_WAITING_TIMEOUT.get(),
             running_timeout_s=envs.SGLANG_REQ_RUNNING_TIMEOUT.get(),
         )
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether decode steps are verify rounds, which may give several tokens a request."""
+        return self.slots_per_step > 1
 
     def override_published(self) -> None:
         """Publish the numbers that the pool allows, so that `/server_info` and `/placement` show them.

@@ -14,6 +14,7 @@ from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.output_streamer import OutputStreamer
 from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, RequestQueues, ScheduledBatch
 from sglang.srt.mem_cache.request_kv import RequestKV
+from sglang.srt.messages.io_struct import SpecCounts
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class SchedulerLoad:
         self.num_prefill_forwards = 0
         self.num_decode_forwards = 0
         self.num_retractions = 0
+        self._spec = SpecCounts()
+        self._spec_since_log = SpecCounts()
         self._prompt_tokens = 0
         self._cached_prompt_tokens = 0
         self.last_gen_throughput = 0.0
@@ -54,12 +57,15 @@ class SchedulerLoad:
         self._decode_log_time = time.perf_counter()
         self._prefill_log_time = self._decode_log_time
 
-    def count(self, batch: ScheduledBatch, result: GenerationBatchResult) -> None:
-        """A forward over `batch` has been processed."""
-        self.num_generated_tokens += sum(map(len, result.next_token_ids))
+    def count(self, batch: ScheduledBatch, result: GenerationBatchResult, num_tokens: int) -> None:
+        """A forward over `batch` has been processed, and its requests got `num_tokens` of it."""
+        self.num_generated_tokens += num_tokens
         if batch.parts is None:
             self.num_decode_forwards += 1
-            self._decoded_since_log += len(batch.reqs)
+            self._decoded_since_log += num_tokens
+            for correct in result.num_correct_drafts or ():
+                self._spec.add_round(correct, result.num_proposed_drafts)
+                self._spec_since_log.add_round(correct, result.num_proposed_drafts)
             if self.num_decode_forwards % self._limits.decode_log_interval == 0:
                 self._log_decode()
         else:
@@ -70,7 +76,7 @@ class SchedulerLoad:
         """Everything as plain values (`internal_states` of `/server_info`)."""
         used = self._kv.used()
         hit_rate = self._cached_prompt_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
-        return {
+        state: dict[str, object] = {
             "dp_rank": self._dp_rank,
             "num_requests_received": self.num_received,
             "num_requests_finished": self._streamer.num_ended,
@@ -90,8 +96,15 @@ class SchedulerLoad:
             "forward_ct_idle": self.num_idle_forwards,
             "num_retractions": self.num_retractions,
             "new_token_ratio": new_token_ratio,
-            "avg_spec_accept_length": None,
+            "avg_spec_accept_length": _accept_length(self._spec),
         }
+        if self._limits.has_draft:
+            state |= {
+                "spec_verify_ct": self._spec.num_rounds,
+                "spec_num_correct_drafts": self._spec.num_correct_drafts,
+                "spec_num_proposed_drafts": self._spec.num_proposed_drafts,
+            }
+        return state
 
     def _log_prefill(self, parts: list[PrefillPart]) -> None:
         now = time.perf_counter()
@@ -121,11 +134,24 @@ class SchedulerLoad:
         used = self._kv.used()
         logger.log(
             self._log_level,
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, cuda graph: False, "
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %scuda graph: False, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
             len(self._queues.running),
             used,
             used / self._kv.size,
+            self._acceptance_since_log(),
             self.last_gen_throughput,
             len(self._queues.waiting),
         )
+
+    def _acceptance_since_log(self) -> str:
+        spec, self._spec_since_log = self._spec_since_log, SpecCounts()
+        if not spec.num_rounds:
+            return ""
+        rate = spec.num_correct_drafts / max(spec.num_proposed_drafts, 1)
+        return f"accept len: {_accept_length(spec):.2f}, accept rate: {rate:.2f}, "
+
+
+def _accept_length(spec: SpecCounts) -> float | None:
+    """Tokens that a round emits for a request, on average: its correct drafts and the target's own."""
+    return 1 + spec.num_correct_drafts / spec.num_rounds if spec.num_rounds else None

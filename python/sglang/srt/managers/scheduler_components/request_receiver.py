@@ -16,7 +16,7 @@ from sglang.srt.managers.scheduler_components.output_streamer import OutputStrea
 from sglang.srt.managers.scheduler_components.schedule_batch import RequestQueues
 from sglang.srt.managers.scheduler_components.stop_matcher import StopMatcher
 from sglang.srt.messages.errors import RequestRejected
-from sglang.srt.messages.io_struct import AbortReq, FinishReason, TokenizedGenerateReqInput
+from sglang.srt.messages.io_struct import AbortReq, FinishReason, SpecCounts, TokenizedGenerateReqInput
 from sglang.srt.messages.sampling_fields import check_sampled_ids
 
 
@@ -57,6 +57,8 @@ class RequestReceiver:
             )
         sampling = SamplingState(params, params.sampling_seed, self._stop_matcher.end_ids(params))
         req = Req(message, sampling, allowed, self._num_arrived)
+        if self._limits.has_draft:
+            req.spec = SpecCounts()
         self._num_arrived += 1
         req.queued_at = now
         self._enqueue(req)

@@ -43,14 +43,21 @@ class RequestQueues:
 
 @dataclass(slots=True)
 class PrefillPart:
-    """The tokens `start .. end - 1` of one request, computed in one forward; `slots` is where they go."""
+    """The tokens `start .. end - 1` of one request, computed in one forward; `slots` is where they go.
+
+    `next_id` is the known token that follows them; None where they complete the prompt.
+    """
 
     req: Req
     ids: np.ndarray
     start: int
     end: int
     slots: np.ndarray
-    completes_prompt: bool
+    next_id: int | None
+
+    @property
+    def completes_prompt(self) -> bool:
+        return self.next_id is None
 
 
 @dataclass(slots=True)
@@ -99,6 +106,7 @@ def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> Schedu
             part.req.sampling if part.completes_prompt and part.req.draws_a_token else None for part in parts
         ],
         logprob_requests=asks if any(ask is not None for ask in asks) else None,
+        next_prompt_ids=[part.next_id for part in parts],
     )
     return ScheduledBatch([part.req for part in parts], forward, parts)
 
@@ -109,10 +117,14 @@ def make_decode_batch(
     req_pool_indices: np.ndarray,
     lengths: np.ndarray,
     slots: np.ndarray,
+    *,
+    slots_per_request: int = 1,
+    num_recent_ids: int = 0,
 ) -> ScheduledBatch:
     """One DECODE forward: token `input_ids[b]` goes to `slots[b]` at position `lengths[b]`.
 
-    The ids may be on the device only: the host does not look at them.
+    The ids may be on the device only: the host does not look at them. From its position on each request has
+    `slots_per_request` slots.
     """
     count = len(reqs)
     packed = np.empty((4, count), dtype=np.int64)
@@ -134,6 +146,8 @@ def make_decode_batch(
         logprob_requests=[req.logprob_request for req in reqs]
         if any(req.return_logprob for req in reqs)
         else None,
+        slots_per_request=slots_per_request,
+        recent_ids=[req.recent_ids(num_recent_ids) for req in reqs] if num_recent_ids else None,
     )
     return ScheduledBatch(reqs, forward)
 

@@ -124,16 +124,22 @@ class SlotAllocator(ABC):
         """New pages needed when a request that has slots for `start` tokens gets slots up to `end`."""
 
     @abstractmethod
-    def pages_to_decode(self, lengths: np.ndarray) -> int:
-        """New pages needed when each request, `lengths[b]` tokens long, gets one more slot."""
+    def pages_to_decode(self, positions: np.ndarray) -> int:
+        """New pages needed for slots at `positions`, those of each request going on where its slots end."""
 
     @abstractmethod
     def alloc_extend(self, start: int, end: int, last_slot: int) -> np.ndarray | None:
         """Slots for the tokens `start .. end - 1` of one request; token `start - 1` lies in `last_slot`."""
 
     @abstractmethod
-    def alloc_decode(self, lengths: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
-        """One slot each for requests of the given lengths, in their order."""
+    def alloc_decode(
+        self, positions: np.ndarray, lengths: np.ndarray, last_slots: np.ndarray
+    ) -> np.ndarray | None:
+        """A slot for each of `positions`, which list those of one request after those of another.
+
+        The request of position i has slots for `lengths[i]` tokens, the last in `last_slots[i]`; its
+        positions go on from there.
+        """
 
     @abstractmethod
     def free(self, slots: np.ndarray) -> None:

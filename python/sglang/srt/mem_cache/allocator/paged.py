@@ -21,8 +21,8 @@ class PagedSlotAllocator(SlotAllocator):
     def pages_to_extend(self, start: int, end: int) -> int:
         return -(-end // self.page_size) - -(-start // self.page_size)
 
-    def pages_to_decode(self, lengths: np.ndarray) -> int:
-        return int(np.count_nonzero(lengths % self.page_size == 0))
+    def pages_to_decode(self, positions: np.ndarray) -> int:
+        return int(np.count_nonzero(positions % self.page_size == 0))
 
     def alloc_extend(self, start: int, end: int, last_slot: int) -> np.ndarray | None:
         pages = self._pages.take(self.pages_to_extend(start, end), together=True)
@@ -34,13 +34,18 @@ class PagedSlotAllocator(SlotAllocator):
             fresh = np.concatenate((np.arange(last_slot + 1, last_slot + 1 + room, dtype=np.int64), fresh))
         return fresh[: end - start]
 
-    def alloc_decode(self, lengths: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
-        needs_page = lengths % self.page_size == 0
-        pages = self._pages.take(int(np.count_nonzero(needs_page)), together=False)
+    def alloc_decode(
+        self, positions: np.ndarray, lengths: np.ndarray, last_slots: np.ndarray
+    ) -> np.ndarray | None:
+        offsets = positions % self.page_size
+        starts_page = offsets == 0
+        pages = self._pages.take(int(np.count_nonzero(starts_page)), together=False)
         if pages is None:
             return None
-        slots = last_slots + 1
-        slots[needs_page] = pages * self.page_size
+        slots: np.ndarray = last_slots + 1 + positions - lengths  # right in the page that is held already
+        if len(pages):
+            taken = positions - offsets >= lengths
+            slots[taken] = pages[np.cumsum(starts_page)[taken] - 1] * self.page_size + offsets[taken]
         return slots
 
     def free(self, slots: np.ndarray) -> None:

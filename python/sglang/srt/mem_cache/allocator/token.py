@@ -19,14 +19,16 @@ class TokenSlotAllocator(SlotAllocator):
     def pages_to_extend(self, start: int, end: int) -> int:
         return end - start
 
-    def pages_to_decode(self, lengths: np.ndarray) -> int:
-        return len(lengths)
+    def pages_to_decode(self, positions: np.ndarray) -> int:
+        return len(positions)
 
     def alloc_extend(self, start: int, end: int, last_slot: int) -> np.ndarray | None:
         return self._pages.take(end - start, together=True)
 
-    def alloc_decode(self, lengths: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
-        return self._pages.take(len(lengths), together=False)
+    def alloc_decode(
+        self, positions: np.ndarray, lengths: np.ndarray, last_slots: np.ndarray
+    ) -> np.ndarray | None:
+        return self._pages.take(len(positions), together=False)
 
     def free(self, slots: np.ndarray) -> None:
         self._pages.give_back(slots)

@@ -62,7 +62,7 @@ class ReqToTokenPool:
             self.req_to_token[req_pool_idx, tokens] = torch.from_numpy(slots).to(self.req_to_token.device)
 
     def write_many(self, req_pool_indices: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
-        """One slot for each of several requests (a decode step)."""
+        """Slots of several requests (a decode step): one for each row and position."""
         self.host[req_pool_indices, positions] = slots
         if not self._shared:
             device = self.req_to_token.device

@@ -28,7 +28,12 @@ from sglang.test.fakes.scheduler_driver import create_scheduler, make_request
 
 PROMPT = [(7 * i) % 900 for i in range(50)]
 TWO = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
-NOTHING = ReplicaFacts(0, 0, 0, 0, 0, 0, 0)
+NOTHING = ReplicaFacts(*[0] * len(ReplicaFacts._fields))
+
+
+def busy(**facts: int) -> ReplicaFacts:
+    """A replica that runs one request."""
+    return NOTHING._replace(**{"has_requests": 1, "num_requests": 1, "slots_per_request": 1, **facts})
 
 
 class Others:
@@ -59,24 +64,24 @@ def replica(rank: int = 0, **fields: Any) -> tuple[Scheduler, Others]:
 
 def test_a_replica_with_work_tells_its_sizes_and_runs_with_those_of_all() -> None:
     scheduler, others = replica(chunked_prefill_size=32)
-    others.facts = NOTHING._replace(has_requests=1, num_tokens=5, num_logit_rows=5)
+    others.facts = busy(num_requests=5, num_tokens=5, num_logit_rows=5)
     scheduler.channel.inbox.append(make_request("a", PROMPT, 3))
     assert scheduler.step()
-    assert others.heard[0]._replace(plan=0) == ReplicaFacts(1, 0, 1, 32, 0, 1, 0)
-    assert scheduler.worker.steps == [DpStep([32, 5], [0, 5], is_extend=True)]
+    assert others.heard[0] == busy(received=1, num_tokens=32, is_extend=1)
+    assert scheduler.worker.steps == [DpStep([32, 5], [0, 5], is_extend=True, num_requests=[1, 5])]
     scheduler.step(), scheduler.step()
     assert scheduler.worker.steps[1:] == [
-        DpStep([18, 5], [1, 5], is_extend=True),
-        DpStep([1, 5], [1, 5], is_extend=False),
+        DpStep([18, 5], [1, 5], is_extend=True, num_requests=[1, 5]),
+        DpStep([1, 5], [1, 5], is_extend=False, num_requests=[1, 5]),
     ]
 
 
 def test_an_idle_replica_takes_the_step_with_zero_rows_and_goes_on_while_others_have_requests() -> None:
     scheduler, others = replica(rank=1)
-    others.facts = NOTHING._replace(has_requests=1, num_tokens=7, num_logit_rows=1, is_extend=1)
+    others.facts = busy(num_tokens=7, num_logit_rows=1, is_extend=1)
     assert scheduler.step()
     assert scheduler.worker.forwards == {"extend": 0, "decode": 0, "idle": 1}
-    assert scheduler.worker.steps == [DpStep([7, 0], [1, 0], is_extend=True)]
+    assert scheduler.worker.steps == [DpStep([7, 0], [1, 0], is_extend=True, num_requests=[1, 0])]
     assert scheduler.load.state(0.5)["forward_ct_idle"] == 1
 
 
@@ -94,7 +99,7 @@ def test_the_answers_do_not_depend_on_the_others_and_name_the_replica() -> None:
     scheduler.channel.inbox.append(make_request("a", PROMPT, 6))
     while scheduler.step():
         tokens = len(others.heard) % 3
-        others.facts = NOTHING._replace(has_requests=int(tokens > 0), num_tokens=tokens)
+        others.facts = busy(num_tokens=tokens) if tokens else NOTHING
         if len(others.heard) > 12:
             others.facts = NOTHING
     sent = [message for message in scheduler.channel.sent if isinstance(message, BatchTokenIDOutput)]
@@ -106,7 +111,7 @@ def test_the_answers_do_not_depend_on_the_others_and_name_the_replica() -> None:
 
 def test_a_flush_and_the_counters_are_those_of_the_replica() -> None:
     scheduler, others = replica(rank=1)
-    others.facts = NOTHING._replace(has_requests=1, num_tokens=3)
+    others.facts = busy(num_tokens=3)
     scheduler.channel.inbox.extend([make_request("a", PROMPT, 2), make_request("b", [5000], 2)])
     for _ in range(3):
         scheduler.step()

@@ -43,9 +43,19 @@ def test_a_running_request_that_lost_a_slot_is_found(new_scheduler: New) -> None
     scheduler = new_scheduler()
     scheduler.channel.inbox.append(make_request("r", PROMPT, 20))
     scheduler.step()
-    scheduler.queues.running[0].kv_len += 1
+    scheduler.queues.running[0].reserved_len += 1
     with pytest.raises(RuntimeError, match="owned 1"):
         scheduler.invariants.check_sum()
+
+
+def test_a_running_request_whose_cached_tokens_are_miscounted_is_found(new_scheduler: New) -> None:
+    scheduler = new_scheduler()
+    scheduler.channel.inbox.append(make_request("r", PROMPT, 20))
+    scheduler.step()
+    scheduler.invariants.check_lengths()
+    scheduler.queues.running[0].kv_len -= 1
+    with pytest.raises(RuntimeError, match=r"'r' has 41 tokens, of which 39 .* \(40 shared\), in 40 slots"):
+        scheduler.invariants.check_lengths()
 
 
 def test_a_slot_that_two_hold_is_found(new_scheduler: New) -> None:

@@ -39,7 +39,7 @@ def test_an_ask_that_does_not_fit_takes_nothing(page_size: int) -> None:
     assert allocator.available_size() == allocator.size == 4 * page_size
     full = allocator.alloc_extend(0, 4 * page_size, 0)
     assert full is not None and len(full) == 4 * page_size
-    assert allocator.alloc_decode(np.array([page_size]), full[-1:]) is None
+    assert allocator.alloc_decode(np.array([page_size]), np.array([page_size]), full[-1:]) is None
 
 
 def test_page_zero_is_nobodys() -> None:
@@ -57,7 +57,8 @@ def test_a_request_fills_its_last_page_before_it_gets_a_new_one() -> None:
     more = allocator.alloc_extend(6, 9, int(slots[-1]))
     assert more is not None and more[:2].tolist() == [slots[-1] + 1, slots[-1] + 2]
     assert more[2] % 4 == 0 and allocator.available_size() == 20
-    decoded = allocator.alloc_decode(np.array([9, 8]), np.array([more[-1], 7]))
+    lengths = np.array([9, 8])
+    decoded = allocator.alloc_decode(lengths, lengths, np.array([more[-1], 7]))
     assert decoded is not None and decoded[0] == more[-1] + 1 and decoded[1] % 4 == 0
     assert allocator.available_size() == 16
 

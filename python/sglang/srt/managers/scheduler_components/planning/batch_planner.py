@@ -1,10 +1,12 @@
-"""Owns the plan of one step: a prefill if there is one, else one token for each running request.
+"""Owns the plan of one step: a prefill if there is one, else a decode step of the running requests.
 
 Called by the scheduler once a step. It must not run anything and must not send anything; it moves requests
 between the queues.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -26,7 +28,7 @@ class BatchPlanner:
         self._queues = queues
         self._ratio = NewTokenRatio(limits.conservativeness)
         self._prefill = PrefillPlanner(queues, kv, limits, self._ratio)
-        self._decode = DecodePlanner(queues, kv, self._ratio, self.device)
+        self._decode = DecodePlanner(queues, kv, limits, self._ratio, self.device)
 
     @property
     def new_token_ratio(self) -> float:
@@ -41,15 +43,17 @@ class BatchPlanner:
         """Whether a waiting request may start, as far as the queues tell."""
         return self._prefill.can_start
 
-    def plan(self, *, may_start: bool = True) -> Plan:
+    def plan(self, *, may_start: bool, may_decode: Callable[[bool], bool]) -> Plan:
         """The next step's work. Slots of the batch are allocated when it returns.
 
-        Without `may_start` no waiting request starts; a prompt that is partly computed goes on.
+        Without `may_start` no waiting request starts; a prompt that is partly computed goes on. `may_decode`
+        is asked once, with whether there are prompts in this step.
         """
         parts = self._prefill.plan(may_start=may_start)
+        decodes = may_decode(bool(parts))
         if parts:
             return Plan(batch=make_prefill_batch(parts, self.device))
-        return self._decode.plan() if self._queues.running else Plan()
+        return self._decode.plan() if decodes and self._queues.running else Plan()
 
     def note_idle(self) -> None:
         """Nothing runs and nothing waits."""

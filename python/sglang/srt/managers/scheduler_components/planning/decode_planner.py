@@ -1,4 +1,4 @@
-"""Owns the next decode step: one token for every running request, and who is retracted when the pool is full.
+"""Owns the next decode step: a round of every running request, and who is retracted when the pool is full.
 
 Asked by the batch planner when there is no prefill. It must not start a request.
 """
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sglang.srt.batch.req import Req
+from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.planning.schedule_policy import NewTokenRatio, requeue
 from sglang.srt.managers.scheduler_components.schedule_batch import (
     Plan,
@@ -25,43 +26,61 @@ logger = logging.getLogger(__name__)
 
 
 class DecodePlanner:
-    """Retracts the requests that lose least; the last one is never retracted."""
+    """Retracts the requests that lose least; the last one is never retracted.
+
+    With a draft a request needs slots for a whole round, `slots_per_step`. The last one goes on in narrow
+    rounds of one slot, so that having a draft costs nobody a token.
+    """
 
     def __init__(
-        self, queues: RequestQueues, kv: RequestKV, ratio: NewTokenRatio, device: torch.device
+        self,
+        queues: RequestQueues,
+        kv: RequestKV,
+        limits: SchedulerLimits,
+        ratio: NewTokenRatio,
+        device: torch.device,
     ) -> None:
         self._queues = queues
         self._kv = kv
+        self._limits = limits
         self._ratio = ratio
         self._device = device
 
     def plan(self) -> Plan:
         """A batch of all running requests; some are retracted first when they do not all find a slot."""
-        plan = Plan(batch=self._next_token_of_all())
+        full = self._limits.slots_per_step
+        plan = Plan(batch=self._round_of_all(full))
         if plan.batch is not None:
             self._ratio.decoded()
             return plan
         self._make_room(plan)
         if self._queues.running:
-            plan.batch = self._next_token_of_all()
+            plan.batch = self._round_of_all(full) or self._round_of_all(1)
             assert plan.batch is not None, "room was made"
         return plan
 
-    def _next_token_of_all(self) -> ScheduledBatch | None:
+    def _round_of_all(self, slots_per_request: int) -> ScheduledBatch | None:
         reqs = self._queues.running
-        req_pool_indices = np.array([req.req_pool_idx for req in reqs], dtype=np.int64)
+        rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int64)
         lengths = np.array([req.kv_len for req in reqs], dtype=np.int64)
-        slots = self._kv.extend_by_one(reqs, req_pool_indices, lengths)
+        slots = self._kv.reserve(reqs, rows, lengths, slots_per_request)
         if slots is None:
             return None
-        newest = torch.tensor([req.output_ids[-1] for req in reqs], device=self._device)
-        return make_decode_batch(list(reqs), newest, req_pool_indices, lengths, slots)
+        return make_decode_batch(
+            list(reqs),
+            torch.tensor([req.output_ids[-1] for req in reqs], device=self._device),
+            rows,
+            lengths,
+            slots,
+            slots_per_request=slots_per_request,
+            num_recent_ids=self._limits.num_recent_ids,
+        )
 
     def _make_room(self, plan: Plan) -> None:
         """The pool is full: retract requests until the others can go on for a few steps.
 
         The one with the fewest output tokens goes first; its pages stay cached until somebody needs them.
-        When even the last one finds no slot, it ends with `length`.
+        When the last one finds no slot for its next token, it ends with `length`.
         """
         queues, before = self._queues, self._ratio.value
         by_loss = sorted(
@@ -82,18 +101,21 @@ class DecodePlanner:
                 self._ratio.value,
             )
         last = queues.running[0]
-        if len(queues.running) == 1 and self._kv.room() < self._growth(last, 1):
+        if len(queues.running) == 1 and self._kv.room() < self._growth(last, last.kv_len + 1):
             self._end_for_want_of_room(last, plan)
 
     def _has_room_for_steps(self, reqs: list[Req]) -> bool:
-        return self._kv.room() >= sum(
-            self._growth(req, max(self._ratio.steps_kept_free(req), 1)) for req in reqs
-        )
+        return self._kv.room() >= sum(self._growth(req, self._len_after_steps(req)) for req in reqs)
 
-    def _growth(self, req: Req, steps: int) -> int:
-        """How many tokens of new pages a running request needs for its next `steps` tokens."""
+    def _len_after_steps(self, req: Req) -> int:
+        """Slots that `req` has taken once it got the tokens that a retraction keeps room for."""
+        steps = max(self._ratio.steps_kept_free(req), 1)
+        return req.kv_len + steps + self._limits.slots_per_step - 1
+
+    def _growth(self, req: Req, length: int) -> int:
+        """How many tokens of new pages a running request needs for slots up to `length`."""
         pages = self._kv.whole_pages
-        return pages(req.kv_len + steps) - pages(req.kv_len)
+        return max(pages(length) - pages(req.reserved_len), 0)
 
     def _retract(self, req: Req, plan: Plan) -> None:
         self._kv.release(req, keep=True)

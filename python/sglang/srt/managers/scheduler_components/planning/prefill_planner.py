@@ -90,7 +90,9 @@ class PrefillPlanner:
         slots = self._kv.extend(req, end)
         assert slots is not None, "an admitted prompt lost its reserved room"
         budget.spend(count)
-        return PrefillPart(req, req.token_ids()[start:end], start, end, slots, end == req.seq_len)
+        ids = req.token_ids()
+        next_id = int(ids[end]) if end < len(ids) else None
+        return PrefillPart(req, ids[start:end], start, end, slots, next_id)
 
     def _admit(self, parts: list[PrefillPart], budget: PrefillBudget) -> None:
         """Start waiting requests until tokens, requests or room run out.
@@ -153,7 +155,7 @@ class PrefillPlanner:
             return None
         # Alone it may start without room for its expected output: it can only end, never wait for others.
         alone = first and not self._queues.running
-        target = req.seq_len + (0 if alone else self._ratio.expected(req))
+        target = req.seq_len if alone else self._expected_len(req)
         needed = self._kv.whole_pages(target) - len(match) + reserved
         if needed > self._kv.room():
             return None
@@ -170,7 +172,11 @@ class PrefillPlanner:
     def _reserve(self, req: Req) -> int:
         """Room that a started request will still need: the rest of its prompt and its expected output."""
         pages = self._kv.whole_pages
-        return pages(req.seq_len + self._ratio.expected(req)) - pages(req.kv_len)
+        return pages(self._expected_len(req)) - pages(req.reserved_len)
+
+    def _expected_len(self, req: Req) -> int:
+        """Slots that `req` is expected to take in all, those of its last round's wrong drafts among them."""
+        return req.seq_len + self._ratio.expected(req) + self._limits.slots_per_step - 1
 
     def _raise_stuck(self) -> None:
         req = self._queues.waiting[0]

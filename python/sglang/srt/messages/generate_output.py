@@ -13,7 +13,10 @@ LogprobEntries = list[LogprobEntry]
 
 
 class MetaInfo(TypedDict):
-    """Counts, times and log-probabilities; the lists with an entry for each token come on demand."""
+    """Counts, times and log-probabilities; the lists with an entry for each token come on demand.
+
+    The `spec_` entries are there with a draft only.
+    """
 
     id: str
     finish_reason: dict[str, object] | None
@@ -31,6 +34,12 @@ class MetaInfo(TypedDict):
     output_top_logprobs: NotRequired[list[LogprobEntries | None]]
     output_token_ids_logprobs: NotRequired[list[LogprobEntries | None]]
     output_token_logprobs_length: NotRequired[int]
+    spec_verify_ct: NotRequired[int]
+    spec_num_correct_drafts: NotRequired[int]
+    spec_num_proposed_drafts: NotRequired[int]
+    spec_correct_drafts_histogram: NotRequired[list[int]]
+    spec_accept_length: NotRequired[float]
+    spec_accept_rate: NotRequired[float]
     e2e_latency: NotRequired[float]
     response_sent_to_client_ts: NotRequired[float]
 

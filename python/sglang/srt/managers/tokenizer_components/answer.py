@@ -13,7 +13,7 @@ from typing import cast
 
 from sglang.srt.managers.tokenizer_components.state import SampleState
 from sglang.srt.messages.generate_output import LogprobEntries, LogprobEntry, MetaInfo, NativeOutput
-from sglang.srt.messages.requests import TokenizedGenerateReqInput, TokenLogprob
+from sglang.srt.messages.requests import SpecCounts, TokenizedGenerateReqInput, TokenLogprob
 
 #: Name of a native list -> its entries, one for each token.
 _Lists = dict[str, list[object]]
@@ -82,6 +82,8 @@ class AnswerBuilder:
             "num_retractions": sample.num_retractions,
             "dp_rank": sample.dp_rank,
         }
+        if sample.spec is not None:
+            _add_spec(meta, sample.spec, sample.completion_tokens)
         if sample.message.return_logprob:
             self._add_logprobs(meta, sample, had)
         if sample.finished_at is not None:
@@ -118,3 +120,20 @@ class AnswerBuilder:
     def _entry(self, logprob: float | None, token_id: int) -> LogprobEntry:
         text = None if self._token_text is None else self._token_text(token_id)
         return (logprob, token_id, text)
+
+
+def _add_spec(meta: dict[str, object], spec: SpecCounts, completion_tokens: int) -> None:
+    """The counts of a draft under SGLang's names.
+
+    `spec_accept_length` is theirs: all tokens of the answer for each round, so the one of the prompt's
+    forward counts too, and it can be above what a round can emit. Ratios are left out while nothing was
+    counted.
+    """
+    meta["spec_verify_ct"] = spec.num_rounds
+    meta["spec_num_correct_drafts"] = spec.num_correct_drafts
+    meta["spec_num_proposed_drafts"] = spec.num_proposed_drafts
+    meta["spec_correct_drafts_histogram"] = spec.histogram
+    if spec.num_rounds:
+        meta["spec_accept_length"] = completion_tokens / spec.num_rounds
+    if spec.num_proposed_drafts:
+        meta["spec_accept_rate"] = spec.num_correct_drafts / spec.num_proposed_drafts

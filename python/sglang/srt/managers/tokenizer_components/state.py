@@ -12,7 +12,13 @@ import dataclasses
 import time
 from collections import deque
 
-from sglang.srt.messages.requests import FinishReason, TokenizedGenerateReqInput, TokenLogprob, TokenOutput
+from sglang.srt.messages.requests import (
+    FinishReason,
+    SpecCounts,
+    TokenizedGenerateReqInput,
+    TokenLogprob,
+    TokenOutput,
+)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -33,6 +39,8 @@ class SampleState:
     completion_tokens: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
+    #: What a draft did for it so far; None without one.
+    spec: SpecCounts | None = None
     dp_rank: int = 0
     input_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     output_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
@@ -56,6 +64,7 @@ class SampleState:
         self.completion_tokens = output.completion_tokens
         self.cached_tokens = output.cached_tokens
         self.num_retractions = output.num_retractions
+        self.spec = output.spec
         self.dp_rank = dp_rank
         if output.input_logprobs:
             self.input_logprobs = output.input_logprobs

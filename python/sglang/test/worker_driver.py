@@ -23,6 +23,9 @@ from sglang.srt.distributed import parallel_state
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.algorithms.served import DRAFTERS
+from sglang.srt.speculative.spec_registry import make_worker
+from sglang.srt.speculative.spec_worker import SpecWorker
 from sglang.test.test_utils import published_topology
 
 
@@ -40,8 +43,9 @@ class DrivenSequence:
 class WorkerDriver:
     """Makes forward batches for a worker."""
 
-    def __init__(self, worker: TpModelWorker) -> None:
+    def __init__(self, worker: TpModelWorker | SpecWorker) -> None:
         self.worker = worker
+        self.target = worker.target if isinstance(worker, SpecWorker) else worker
 
     def add(
         self, ids: Sequence[int], *, seed: int = 0, end_ids: Sequence[int] = (), **params: Any
@@ -85,7 +89,7 @@ class WorkerDriver:
 
     def logits(self, parts: Sequence[tuple[DrivenSequence, int]], *, decode: bool = False) -> torch.Tensor:
         """Logits [drawing sequences, vocab] of one forward."""
-        return self.worker.model_runner.forward(self.batch(parts, decode=decode)).logits
+        return self.target.model_runner.forward(self.batch(parts, decode=decode)).logits
 
     def step(
         self,
@@ -110,6 +114,39 @@ class WorkerDriver:
         for _ in range(count - 1):
             self.step([(seq, 1) for seq in seqs], decode=True)
         return [seq.ids[start:] for seq, start in zip(seqs, starts, strict=True)]
+
+    def round(self, seqs: Sequence[DrivenSequence], *, is_narrow: bool = False) -> GenerationBatchResult:
+        """One round of a worker with a draft; what each sequence got is appended.
+
+        With `is_narrow` they have one slot each, as when the pool is full.
+        """
+        slots = 1 if is_narrow else self.worker.slots_per_step
+        for seq in seqs:
+            self._take_slots(seq, seq.cached + slots)
+        batch = self.batch([(seq, 1) for seq in seqs], decode=True)
+        batch.slots_per_request = slots
+        if self.worker.num_recent_ids:
+            batch.recent_ids = [seq.ids[-self.worker.num_recent_ids :] for seq in seqs]
+        result = self.worker.forward_batch_generation(batch)
+        for seq, tokens in zip(seqs, result.next_token_ids, strict=True):
+            seq.ids += tokens
+            for token in tokens:
+                seq.sampling.append(token)
+            seq.cached = len(seq.ids) - 1
+        return result
+
+    def speculate(self, seqs: Sequence[DrivenSequence], count: int) -> tuple[list[list[int]], int]:
+        """Prefill all together, then run rounds together until each has `count` new tokens.
+
+        The tokens, cut to `count`, and how many rounds it took.
+        """
+        starts = [len(seq.ids) for seq in seqs]
+        self.step([(seq, len(seq.ids) - seq.cached) for seq in seqs])
+        rounds = 0
+        while any(len(seq.ids) - start < count for seq, start in zip(seqs, starts, strict=True)):
+            self.round(seqs)
+            rounds += 1
+        return [seq.ids[start : start + count] for seq, start in zip(seqs, starts, strict=True)], rounds
 
     def drop(self, seq: DrivenSequence) -> None:
         """Give the sequence's slots and row back."""
@@ -151,7 +188,13 @@ def driven_worker(
         if get_parallel().tp_size > 1:
             parallel_state.initialize_model_parallel()
             stack.callback(parallel_state.destroy_model_parallel)
+        elif fields.get("speculative_algorithm") is not None:
+            # The scopes of a draft need the groups of a world of one.
+            parallel_state.init_distributed_environment()
+            stack.callback(parallel_state.destroy_distributed_environment)
+            parallel_state.initialize_model_parallel()
+            stack.callback(parallel_state.destroy_model_parallel)
         load_format = fields.get("load_format", "auto")
         yield WorkerDriver(
-            TpModelWorker(config or ModelConfig.from_path(str(model), load_format=load_format))
+            make_worker(config or ModelConfig.from_path(str(model), load_format=load_format), DRAFTERS)
         )

@@ -1,4 +1,4 @@
-"""Owns the linear layers: cut over ranks by output or by input features, and the two fused kinds.
+"""Owns the linear layers: cut over ranks by output or by input features, two fused kinds, one held whole.
 
 Read by models. Each knows the checkpoint tensors it is made of; how the weight is stored belongs to its
 linear method. Widths and ranks are read from the context at construction, groups when they run.
@@ -167,3 +167,29 @@ class RowParallelLinear(nn.Module):
         else:
             out = attention_tensor_parallel_all_reduce(partial)
         return out if self.bias is None else out + self.bias
+
+
+class ReplicatedLinear(nn.Module):
+    """x [rows, in] -> [rows, out]; every rank holds the whole weight, and nothing is exchanged."""
+
+    weight: LoadableParameter
+    stored: StoredWeight
+
+    def __init__(
+        self,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        method: LinearMethod,
+        dtype: torch.dtype,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        shape = (out_features, in_features)
+        method.create_weights(self, shape, [Place.full(f"{name}.weight", shape)], dtype)
+        full = [Place.full(f"{name}.bias", (out_features,))]
+        self.bias = LoadableParameter(torch.empty(out_features, dtype=dtype), full) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stored.apply(x, self.bias)

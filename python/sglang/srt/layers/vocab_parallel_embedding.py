@@ -66,7 +66,7 @@ class ParallelLMHead(nn.Module):
         axis: Axis = "tp",
     ) -> None:
         super().__init__()
-        rank, self.width = axis_place(axis)
+        self.rank, self.width = rank, _ = axis_place(axis)
         self.axis = axis
         self.vocab_size = vocab_size
         method = UnquantizedLinearMethod()

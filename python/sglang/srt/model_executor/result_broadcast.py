@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -19,7 +20,8 @@ from sglang.srt.runtime_context import get_parallel
 RESULT = "result"
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[GenerationBatchResult] = msgspec.msgpack.Decoder(GenerationBatchResult)
+
+Shared = TypeVar("Shared")
 
 
 def plan_fingerprint(batch: ForwardBatch) -> dict[str, int]:
@@ -47,13 +49,26 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 def share_result(batch: ForwardBatch, draw: Callable[[], GenerationBatchResult]) -> GenerationBatchResult:
     """The result of `batch` on every rank of the attention-TP group; `draw` is called on the leader only."""
-    parallel = get_parallel()
-    if parallel.attn_tp_size == 1:
-        return draw()
-    group = parallel.attn_tp_group
-    if parallel.is_attn_tp_leader:
+
+    def read() -> GenerationBatchResult:
         result = draw()
         result.read()
+        return result
+
+    return draw() if get_parallel().attn_tp_size == 1 else share(batch, read, GenerationBatchResult)
+
+
+def share(batch: ForwardBatch, compute: Callable[[], Shared], kind: type[Shared]) -> Shared:
+    """What the leader of the attention-TP group computes for `batch`, on every rank of the group.
+
+    `kind` is a dataclass of plain values. `RuntimeError` where a rank runs another batch than its leader.
+    """
+    parallel = get_parallel()
+    if parallel.attn_tp_size == 1:
+        return compute()
+    group = parallel.attn_tp_group
+    if parallel.is_attn_tp_leader:
+        result = compute()
         group.broadcast_object([RESULT, plan_fingerprint(batch), _encoder.encode(result)], src=0)
         return result
     received = group.broadcast_object(None, src=0)
@@ -69,7 +84,7 @@ def share_result(batch: ForwardBatch, draw: Callable[[], GenerationBatchResult])
             f"rank {parallel.attn_tp_rank} of the attention-TP group ran another batch than its leader: "
             f"{_shown(mine)} here, {_shown(theirs)} there"
         )
-    return _decoder.decode(packed)
+    return msgspec.msgpack.decode(packed, type=kind)
 
 
 def _shown(fingerprint: dict[str, int]) -> str:

@@ -100,7 +100,10 @@ class TpModelWorker:
             if batch.dp_step is not None:
                 self.model_runner.forward(batch)
             return GenerationBatchResult([], [])
-        output = self.model_runner.forward(batch)
+        return self.share_drawn(batch, self.model_runner.forward(batch))
+
+    def share_drawn(self, batch: ForwardBatch, output: LogitsProcessorOutput) -> GenerationBatchResult:
+        """What is drawn from the logits of a forward, the same on every rank of the attention-TP group."""
         return share_result(batch, lambda: self._sample(batch, output))
 
     def _sample(self, batch: ForwardBatch, output: LogitsProcessorOutput) -> GenerationBatchResult:

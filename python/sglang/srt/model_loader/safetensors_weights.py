@@ -25,6 +25,9 @@ from sglang.srt.layers.weights.parameter import WeightItem
 
 logger = logging.getLogger(__name__)
 
+#: Tensors that are no weights but say which tokens a draft knows.
+_TOKEN_MAPS = ("d2t", "t2d")
+
 
 def safetensors_weights(folder: pathlib.Path) -> list[WeightItem]:
     """One item for each tensor of the checkpoint, in the order of the files."""
@@ -55,7 +58,7 @@ def _open(file: pathlib.Path) -> Any:
 
 
 def _check_type(file: pathlib.Path, name: str, entry: TensorEntry) -> None:
-    if entry.dtype not in WEIGHT_TYPES:
+    if entry.dtype not in WEIGHT_TYPES and name not in _TOKEN_MAPS:
         raise ValueError(
             f"{file}: tensor {name!r} is stored as {entry.dtype}, which is not read; known: "
             f"{', '.join(WEIGHT_TYPES)}"

@@ -122,12 +122,14 @@ def build_scheduler(config: RankConfig, channel: RankChannel | None) -> tuple[Sc
     """The model of this rank and its loop; the second value is what the server needs to know of them."""
     from sglang.srt.layers.moe.utils import initialize_moe_config
     from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.model_executor.tp_worker import TpModelWorker
+    from sglang.srt.speculative.algorithms.served import DRAFTERS
+    from sglang.srt.speculative.spec_registry import make_worker
 
     initialize_moe_config()  # before any layer asks which expert back ends are active
     model_config = published_model_config()
     tokenizer = published_tokenizer(model_config)
-    worker = TpModelWorker(model_config, num_ids=None if tokenizer is None else tokenizer.num_ids)
+    num_ids = None if tokenizer is None else tokenizer.num_ids
+    worker = make_worker(model_config, DRAFTERS, num_ids=num_ids)
     scheduler = Scheduler(worker, tokenizer=tokenizer, channel=channel, heartbeat=Heartbeat(config.heartbeat))
     return scheduler, {
         "max_total_num_tokens": worker.max_total_num_tokens,

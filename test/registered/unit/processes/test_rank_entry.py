@@ -106,7 +106,7 @@ def test_expert_back_ends_are_in_force_before_the_first_layer_is_built(tmp_path:
         return MagicMock()
 
     with (
-        patch("sglang.srt.model_executor.tp_worker.TpModelWorker", side_effect=built),
+        patch("sglang.srt.speculative.spec_registry.TpModelWorker", side_effect=built),
         patch("sglang.srt.managers.scheduler.Scheduler"),
         patch.object(rank_main, "published_model_config"),
         patch.object(rank_main, "published_tokenizer"),

@@ -135,7 +135,7 @@ def run(seed, adaptive):
 
 
 def default_slots():
-    return AdaptiveSteps({bound: Slot(steps) for bound, steps in DEFAULT_SLOTS.items()}, 3)
+    return AdaptiveSteps({bound: Slot(slot.candidate_steps) for bound, slot in DEFAULT_SLOTS.items()}, 3)
 
 
 def test_ranks_with_the_same_counts_choose_alike_and_one_with_its_own_does_not():

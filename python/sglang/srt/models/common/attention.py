@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sglang.srt.batch.forward_context import ForwardContext
-from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.architectures.decoder import DecoderShape
 from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.radix_attention import RadixAttention
@@ -24,22 +24,26 @@ logger = logging.getLogger(__name__)
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions.
+
+    `in_features` is the width of its input, the hidden size if nothing is said.
+    """
 
     def __init__(
         self,
         prefix: str,
-        config: ModelConfig,
+        config: DecoderShape,
         quant: QuantizationConfig,
         layer_id: int,
         *,
         dtype: torch.dtype,
+        in_features: int | None = None,
     ) -> None:
         super().__init__()
         dim = self.head_dim = config.head_dim
         self.qkv_proj = QKVParallelLinear(
             prefix,
-            config.hidden_size,
+            in_features or config.hidden_size,
             dim,
             config.num_heads,
             config.num_kv_heads,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.architectures.decoder import DecoderShape
 from sglang.srt.layers.activation import gated_activation
 from sglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
@@ -22,7 +22,7 @@ class GatedMLP(nn.Module):
     """
 
     def __init__(
-        self, prefix: str, config: ModelConfig, quant: QuantizationConfig, *, dtype: torch.dtype
+        self, prefix: str, config: DecoderShape, quant: QuantizationConfig, *, dtype: torch.dtype
     ) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias

@@ -1,0 +1,1 @@
+"""Draft models, reached by the architecture name of their checkpoint through their own registry."""

@@ -1,0 +1,117 @@
+"""Owns the round that every draft algorithm runs in: draft, verify, accept, keep, go on.
+
+Built by the registry in place of the plain worker; the scheduler cannot tell the difference, except that a
+decode step gives several tokens a request. All target-side work (forward, acceptance, its broadcast) is done
+here, outside of every draft scope. It must not know how anything is drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode, GenerationBatchResult
+from sglang.srt.batch.sampling_state import SamplingState
+from sglang.srt.model_executor.result_broadcast import share
+from sglang.srt.model_executor.tp_worker import TpModelWorker
+from sglang.srt.speculative.accept import Accepted, path_logprobs
+from sglang.srt.speculative.base_spec_worker import Drafter, Proposal
+from sglang.srt.speculative.round_batch import Round
+from sglang.srt.speculative.verify import RoundOutcome, keep_accepted, share_tree, verify_batch
+
+#: (proposal, logits [batch * N, vocab], the requests' states before the round) -> what each request gets.
+AcceptRule = Callable[[Proposal, torch.Tensor, Sequence[SamplingState]], list[Accepted]]
+
+
+class SpecWorker:
+    """The target's worker and a drafter, behind the scheduler's interface."""
+
+    def __init__(self, target: TpModelWorker, drafter: Drafter, accept: AcceptRule) -> None:
+        self.target = target
+        self.drafter = drafter
+        self._accept = accept
+        target.make_pools(drafts=drafter.kv_specs, slots_per_step=drafter.slots_per_step)
+        drafter.init_pools(target.pools)
+        self.model_config = target.model_config
+        self.page_size = target.page_size
+        self.vocab_size = target.vocab_size
+        self.context_len = target.context_len
+        self.max_total_num_tokens = target.max_total_num_tokens
+        self.req_to_token_pool = target.req_to_token_pool
+        self.token_to_kv_pool_allocator = target.token_to_kv_pool_allocator
+        self.slots_per_step = drafter.slots_per_step
+        self.num_recent_ids = drafter.num_recent_ids
+
+    @torch.inference_mode()
+    def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult:
+        """Compute prompts, or run one round for each request of a decode batch."""
+        if batch.batch_size == 0:
+            if batch.dp_step is not None:
+                self._idle(batch.dp_step)
+            return GenerationBatchResult([], [])
+        if batch.forward_mode is ForwardMode.EXTEND:
+            return self._prompts(batch)
+        return self._round(batch)
+
+    def _prompts(self, batch: ForwardBatch) -> GenerationBatchResult:
+        batch.capture_hidden = self.drafter.captures_hidden
+        output = self.target.model_runner.forward(batch)
+        result = self.target.share_drawn(batch, output)
+        result.read()
+        follow_on = batch.next_prompt_ids or [None] * batch.batch_size
+        # A request that failed, or only wants its prompt computed, has no next token; what its draft makes of
+        # it is read by nobody.
+        next_ids = [
+            drawn[0] if drawn else token_id or 0
+            for drawn, token_id in zip(result.next_token_ids, follow_on, strict=True)
+        ]
+        self.drafter.after_prompts(
+            batch, output.hidden, torch.tensor(next_ids, device=batch.input_ids.device)
+        )
+        return result
+
+    def _round(self, batch: ForwardBatch) -> GenerationBatchResult:
+        round = Round.of(batch, self.req_to_token_pool.req_to_token)
+        num_nodes = self.drafter.num_nodes(batch.batch_size, _slots(batch, batch.dp_step))
+        proposal = self.drafter.propose(round, num_nodes)
+        tree = share_tree(proposal.tree)
+        verify = verify_batch(round, tree, capture_hidden=self.drafter.captures_hidden)
+        output = self.target.model_runner.forward(verify)
+        outcome = share(verify, lambda: self._accepted(batch, proposal, output.logits), RoundOutcome)
+        verified = keep_accepted(round, tree, outcome.accepted, self.target.pools.kv, output.hidden)
+        self.drafter.after_accepted(verified)
+        return GenerationBatchResult(
+            next_token_ids=[one.token_ids for one in outcome.accepted],
+            failures=[one.failure for one in outcome.accepted],
+            output_logprobs=outcome.logprobs,
+            num_correct_drafts=[one.num_correct_drafts for one in outcome.accepted],
+            num_proposed_drafts=num_nodes - 1,
+        )
+
+    def _accepted(self, batch: ForwardBatch, proposal: Proposal, logits: torch.Tensor) -> RoundOutcome:
+        states = [state for state in batch.sampling_states if state is not None]
+        accepted = self._accept(proposal, logits, states)
+        logprobs = None
+        if batch.logprob_requests is not None:
+            logprobs = path_logprobs(logits, accepted, states, batch.logprob_requests)
+        return RoundOutcome(accepted, logprobs)
+
+    def _idle(self, step: DpStep) -> None:
+        """Take part in what the other replicas do: their prompts, or their round."""
+        runner, drafter = self.target.model_runner, self.drafter
+        if step.is_extend:
+            runner.forward(ForwardBatch.idle(step, runner.device))
+            drafter.idle_prompts(replace(step, num_logit_rows=step.num_requests))
+            return
+        num_nodes = drafter.num_nodes(max(step.num_requests), step.slots_per_request)
+        drafter.idle_propose(step, num_nodes)
+        verify = step.of_phase(rows=num_nodes, logit_rows=num_nodes)
+        runner.forward(ForwardBatch.idle(verify, runner.device))
+        drafter.idle_accepted(step, num_nodes)
+
+
+def _slots(batch: ForwardBatch, step: DpStep | None) -> int:
+    """Slots that each request has for the nodes of this round; replicas verify equally many nodes."""
+    return batch.slots_per_request if step is None else step.slots_per_request

@@ -1,0 +1,118 @@
+"""Owns one verification: the target's forward over all nodes of the drafts, and what of them is kept.
+
+Called by the speculative worker, outside of every draft scope. The leader of an attention-TP group accepts,
+and its peers hear the result before anybody goes on. It must not know how a tree was drafted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
+from sglang.srt.batch.spec_input import DraftTree, SpecInput
+from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool
+from sglang.srt.messages.io_struct import TokenLogprob
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.accept import Accepted
+from sglang.srt.speculative.round_batch import Round
+
+
+@dataclass(slots=True)
+class RoundOutcome:
+    """What the requests of a round got, in their order; `logprobs` is None where nobody asked."""
+
+    accepted: list[Accepted]
+    logprobs: list[list[TokenLogprob]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRound:
+    """A round after acceptance, as drafters need it to bring their own state up to date.
+
+    Rows are those of the accepted path first (`counts[b]` of request b), then padding up to the width of the
+    round: the path's root again.
+    """
+
+    round: Round
+    node_ids: torch.Tensor  # [batch, N]: the token of each node on the path
+    next_ids: torch.Tensor  # [batch, N]: the token that each node on the path gave, 0 in padding
+    counts: list[int]  # at least 1: a request that failed at its root keeps one row of no meaning
+    hidden: torch.Tensor | None  # [batch * N, features]: the target's captured rows, in the order of the path
+
+    @property
+    def width(self) -> int:
+        return int(self.node_ids.shape[1])
+
+    def last_rows(self) -> torch.Tensor:
+        """The row of the last accepted node of each request, among all rows of the round."""
+        device = self.node_ids.device
+        first = torch.arange(0, len(self.counts) * self.width, self.width, device=device)
+        return first + torch.tensor(self.counts, device=device) - 1
+
+
+def verify_batch(round: Round, tree: DraftTree, *, capture_hidden: bool) -> ForwardBatch:
+    """The target's forward over all nodes: node i of request b at slot `lengths[b] + i`.
+
+    A chain needs no mask; in a tree each node sees its ancestors and all that was there before.
+    """
+    width = tree.num_nodes
+    spec = SpecInput(width, tail_mask=None if tree.is_chain else tree.ancestor_mask())
+    return round.forward_batch(
+        ForwardMode.TARGET_VERIFY,
+        tree.token_ids,
+        round.lengths[:, None] + tree.depths(),
+        spec=spec,
+        logit_rows_each=width,
+        capture_hidden=capture_hidden,
+    )
+
+
+def share_tree(tree: DraftTree) -> DraftTree:
+    """The leader's proposals on every rank of the attention-TP group.
+
+    Ranks draft alike, but not to the last bit where their processors differ, and they must verify one tree.
+    """
+    parallel = get_parallel()
+    if parallel.attn_tp_size == 1:
+        return tree
+    packed = torch.stack((tree.token_ids, tree.parents.expand_as(tree.token_ids)))
+    packed = parallel.attn_tp_group.broadcast(packed.contiguous(), src=0)
+    return DraftTree(packed[0], packed[1], is_chain=tree.is_chain)
+
+
+def keep_accepted(
+    round: Round, tree: DraftTree, accepted: list[Accepted], pool: PagedKVPool, hidden: torch.Tensor | None
+) -> VerifiedRound:
+    """Bring the keys, values and hidden rows of the accepted paths to the front of each request's slots."""
+    batch, width = tree.token_ids.shape
+    device = tree.token_ids.device
+    counts = [max(len(one.path), 1) for one in accepted]
+    paths = torch.zeros(batch, width, dtype=torch.int64)
+    next_ids = torch.zeros(batch, width, dtype=torch.int64)
+    for b, one in enumerate(accepted):
+        paths[b, : len(one.path)] = torch.tensor(one.path)
+        next_ids[b, : len(one.token_ids)] = torch.tensor(one.token_ids)
+    paths, next_ids = paths.to(device), next_ids.to(device)
+    if not tree.is_chain:
+        _move(round, accepted, pool)
+    if hidden is not None:
+        first = torch.arange(0, batch * width, width, device=device)[:, None]
+        hidden = hidden.index_select(0, (first + paths).reshape(-1))
+    return VerifiedRound(round, tree.token_ids.gather(1, paths), next_ids, counts, hidden)
+
+
+def _move(round: Round, accepted: list[Accepted], pool: PagedKVPool) -> None:
+    """Copy what lies at the nodes of a path to the slots of its positions."""
+    moves = [
+        (b, node, place)
+        for b, one in enumerate(accepted)
+        for place, node in enumerate(one.path)
+        if node != place
+    ]
+    if not moves:
+        return
+    requests, nodes, places = torch.tensor(moves, device=round.lengths.device).T
+    rows, lengths = round.req_pool_indices[requests], round.lengths[requests]
+    pool.move(round.req_to_token[rows, lengths + nodes], round.req_to_token[rows, lengths + places])

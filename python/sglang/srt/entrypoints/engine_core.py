@@ -30,7 +30,11 @@ from sglang.srt.processes.machines.rank_layout import (
     refuse_unknown_interface,
 )
 from sglang.srt.processes.machines.ray_machines import RayMachines, connect_to_ray
-from sglang.srt.processes.model_files import published_model_config, published_tokenizer
+from sglang.srt.processes.model_files import (
+    published_model_config,
+    published_tokenizer,
+    refuse_other_tokens,
+)
 from sglang.srt.processes.rank_processes import RANK_MODULE, RankProcesses
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.processes.wire import open_wire
@@ -53,6 +57,7 @@ def resolve_and_check(record: ServerArgs) -> None:
     envs.check()
     resolve(record)
     refuse_unserved(record)
+    refuse_other_tokens(record)
     if not record.use_ray:  # ranks elsewhere have interfaces of their own
         refuse_unknown_interface()
 

@@ -1,14 +1,17 @@
 """Owns how a process opens the files that the published settings name: the model's config and tokenizer.
 
-Used by the rank's entry and by the doors, so that both read the same files in the same way. It must not load
-weights.
+Used by the rank's entry and by the doors, so that both read the same files in the same way; the doors also
+compare the tokens of a draft with the model's, before anything is published. It must not load weights.
 """
 
 from __future__ import annotations
 
+from sglang.srt.arg_groups.overrides import resolved_view
+from sglang.srt.arg_groups.speculative_algorithms import facts_of
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.model_path import resolve_model_path
 from sglang.srt.runtime_context import get_model, get_serving
+from sglang.srt.tokenizer.draft_vocabulary import check_same_tokens
 from sglang.srt.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -36,3 +39,20 @@ def published_tokenizer(model_config: ModelConfig) -> Tokenizer | None:
         chat_template=serving.chat_template,
         template_variables=serving.default_chat_template_kwargs,
     )
+
+
+def refuse_other_tokens(record: object) -> None:
+    """ValueError where the resolved record names a whole model as draft and its tokens are not the model's.
+
+    Without a tokenizer there is nothing to compare; resolution has then compared the sizes.
+    """
+    view = resolved_view(record)
+    algorithm, draft = view.speculative_algorithm, view.speculative_draft_model_path
+    if algorithm is None or draft is None or facts_of(algorithm).draft != "standalone":
+        return
+    if view.skip_tokenizer_init or view.tokenizer_path is None:
+        return
+    path = resolve_model_path(draft, "speculative_draft_model_path")
+    config = ModelConfig.from_path(path, load_format=view.speculative_draft_load_format or "auto")
+    target = load_tokenizer(resolve_model_path(view.tokenizer_path, "tokenizer_path"))
+    check_same_tokens(target, load_tokenizer(config.path), head_rows=config.vocab_size)

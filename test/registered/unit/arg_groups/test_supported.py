@@ -73,14 +73,14 @@ def test_a_switch_that_asks_for_what_is_so_is_accepted(resolved):
 
 
 def test_every_refusal_is_named_at_once():
-    record = ServerArgs(model_path="m", pp_size=2, enable_metrics=True, speculative_algorithm="NGRAM")
+    record = ServerArgs(model_path="m", pp_size=2, enable_metrics=True, speculative_algorithm="DFLASH")
     with pytest.raises(ValueError) as caught:
         refuse_unserved(record)
     assert str(caught.value).splitlines() == [
         "--pp-size 2 is not served yet; leave it out: pipeline stages come later; --tp-size N spreads a "
         "model over ranks",
-        "--speculative-algorithm NGRAM is not served yet; leave it out: the model decodes one token a step, "
-        "drafts come later",
+        "--speculative-algorithm DFLASH is not served yet; use EAGLE3, EAGLE or STANDALONE with a draft "
+        "model, or NGRAM without one: block drafts come later",
         "--enable-metrics is not served yet; leave it out and read the log lines: metrics come later",
     ]
 

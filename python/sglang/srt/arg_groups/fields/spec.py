@@ -6,8 +6,12 @@ belongs to which algorithm is decided in `hooks/speculative.py`.
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Namespace
 from sglang.srt.arg_groups.fields import choices
+from sglang.srt.arg_groups.speculative_algorithms import ALGORITHMS, ALIASES
 
-_NO_DRAFT = "leave it out: the model decodes one token a step, drafts come later"
+_ALGORITHMS = (*ALGORITHMS, *ALIASES)
+_DRAFTS_NOW = (
+    "use EAGLE3, EAGLE or STANDALONE with a draft model, or NGRAM without one: block drafts come later"
+)
 _LOCAL_ONLY = "download the revision you want and give its folder as --speculative-draft-model-path"
 _NO_WINDOW = "leave it out: a draft sees the whole text"
 _NO_BLOCKS = "leave it out: block drafts come later; --speculative-num-draft-tokens is for what is served"
@@ -20,7 +24,8 @@ class Spec(Namespace, ns=NS("spec")):
         Arg(
             help="How tokens are drafted; default is not at all. NEXTN is another name of EAGLE.",
             resolvable=True,
-            instead=_NO_DRAFT,
+            served=_ALGORITHMS,
+            instead=_DRAFTS_NOW,
         ),
     ] = None
     speculative_draft_model_path: A[
@@ -28,7 +33,7 @@ class Spec(Namespace, ns=NS("spec")):
         Arg(
             help="Local folder of the draft; STANDALONE also takes a GGUF file or a known alias.",
             aliases=("--speculative-draft-model",),
-            instead=_NO_DRAFT,
+            served=True,
         ),
     ] = None
     speculative_draft_model_revision: A[
@@ -79,23 +84,18 @@ class Spec(Namespace, ns=NS("spec")):
     ] = "prefill"
     speculative_num_steps: A[
         int | None,
-        Arg(
-            help="Depth of a draft; default depends on the model.",
-            resolvable=True,
-            instead=_NO_DRAFT,
-            at_least=1,
-        ),
+        Arg(help="Depth of a draft; default depends on the model.", resolvable=True, served=True, at_least=1),
     ] = None
     speculative_eagle_topk: A[
         int | None,
-        Arg(help="Branches a step of a draft; 1: a chain.", resolvable=True, instead=_NO_DRAFT, at_least=1),
+        Arg(help="Branches a step of a draft; 1: a chain.", resolvable=True, served=True, at_least=1),
     ] = None
     speculative_num_draft_tokens: A[
         int | None,
         Arg(
             help="Tokens verified in a round, the newest one included.",
             resolvable=True,
-            instead=_NO_DRAFT,
+            served=True,
             at_least=2,
         ),
     ] = None
@@ -103,7 +103,7 @@ class Spec(Namespace, ns=NS("spec")):
         float,
         Arg(
             help="A draft this probable is accepted in sampling; below 1 the answers change.",
-            instead=_NO_DRAFT,
+            served=True,
             at_least=0,
             at_most=1,
         ),
@@ -112,7 +112,7 @@ class Spec(Namespace, ns=NS("spec")):
         float,
         Arg(
             help="Scale of the probability with which drafts are accepted; below 1 the answers change.",
-            instead=_NO_DRAFT,
+            served=True,
             at_least=0,
             at_most=1,
         ),
@@ -122,12 +122,11 @@ class Spec(Namespace, ns=NS("spec")):
         Arg(
             help="Draw drafts from the draft's own distribution and accept by the ratio (chains only).",
             resolvable=True,
-            instead=_NO_DRAFT,
+            served=True,
         ),
     ] = False
     speculative_use_block_verification: A[
-        bool,
-        Arg(help="Rejection sampling that judges a chain as a whole: it accepts more.", instead=_NO_DRAFT),
+        bool, Arg(help="Rejection sampling that judges a chain as a whole: it accepts more.", served=True)
     ] = False
     speculative_token_map: A[
         str | None,
@@ -150,30 +149,30 @@ class Spec(Namespace, ns=NS("spec")):
         ),
     ] = False
     speculative_adaptive: A[
-        bool, Arg(help="Choose the draft depth while running (EAGLE and EAGLE3, chains).", instead=_NO_DRAFT)
+        bool, Arg(help="Choose the draft depth while running (EAGLE and EAGLE3, chains).", served=True)
     ] = False
     speculative_adaptive_config: A[
-        str | None, Arg(help="JSON file with the candidate depths per batch size.", instead=_NO_DRAFT)
+        str | None, Arg(help="JSON file with the candidate depths per batch size.", served=True)
     ] = None
     speculative_ngram_min_bfs_breadth: A[
-        int, Arg(help="Fewest continuations taken of a token (BFS).", instead=_NO_DRAFT, at_least=1)
+        int, Arg(help="Fewest continuations taken of a token (BFS).", served=True, at_least=1)
     ] = 1
     speculative_ngram_max_bfs_breadth: A[
-        int, Arg(help="Most continuations taken of a token (BFS).", instead=_NO_DRAFT, at_least=1)
+        int, Arg(help="Most continuations taken of a token (BFS).", served=True, at_least=1)
     ] = 10
     speculative_ngram_match_type: A[
         str,
         Arg(
             help="BFS: the newest continuations; PROB: the most frequent ones.",
             choices=choices.NGRAM_MATCH_TYPES,
-            instead=_NO_DRAFT,
+            served=True,
         ),
     ] = "BFS"
     speculative_ngram_max_trie_depth: A[
-        int, Arg(help="Longest n-gram kept, in tokens.", instead=_NO_DRAFT, at_least=2)
+        int, Arg(help="Longest n-gram kept, in tokens.", served=True, at_least=2)
     ] = 18
     speculative_ngram_capacity: A[
-        int, Arg(help="Most nodes that the n-grams may take.", instead=_NO_DRAFT, human_int=True, at_least=1)
+        int, Arg(help="Most nodes that the n-grams may take.", served=True, human_int=True, at_least=1)
     ] = 10_000_000
     speculative_ngram_external_corpus_path: A[
         str | None, Arg(help="Text whose n-grams are known from the start.", instead=_NO_CORPUS)

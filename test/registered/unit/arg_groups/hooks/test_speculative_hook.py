@@ -171,6 +171,8 @@ REFUSED = [
         r"Unknown speculative algorithm name 'EAGEL'; known: EAGLE, EAGLE3, STANDALONE, NGRAM, NEXTN",
     ),
     ("", {}, r"Unknown speculative algorithm name ''"),
+    ("dflash", {}, r"--speculative-algorithm dflash is not served yet; use EAGLE3, EAGLE or STANDALONE"),
+    ("DSPARK", {}, r"--speculative-algorithm DSPARK is not served yet; .*NGRAM"),
     # Settings without what they belong to.
     (
         None,
@@ -401,6 +403,11 @@ def test_the_words_of_the_algorithms_agree_with_each_other():
             assert 2 <= shape.num_draft_tokens <= 1 + shape.topk + (shape.num_steps - 1) * shape.topk**2
         if facts.own_settings:
             assert any(name.startswith(facts.own_settings) for name in LEAVES)
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *ALIASES])
+def test_what_resolves_is_served(drafting, algorithm):
+    refuse_unserved(drafting(algorithm))
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,11 @@ def _adaptive_shape(view: ResolvingView) -> DraftShape:
             "leave it out"
         )
     candidates = all_candidate_steps(True, view.speculative_adaptive_config)
+    if candidates == (0,):
+        raise ValueError(
+            f"--speculative-adaptive-config {view.speculative_adaptive_config} has no depth but 0, so "
+            "nothing would be drafted; add a depth to candidate_steps, or leave --speculative-algorithm out"
+        )
     if steps is None:
         steps = candidates[len(candidates) // 2]
     elif steps not in candidates:

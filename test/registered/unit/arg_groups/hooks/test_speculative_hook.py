@@ -115,9 +115,14 @@ def test_what_is_drafted_in_a_round(drafting, algorithm, architecture, said, cho
 
 
 def test_an_adaptive_draft_starts_in_the_middle_of_its_depths(drafting, tmp_path):
-    for steps, chosen in (((2,), 2), ((1, 4), 4), ((6, 0, 2), 2), ((0,), 0)):
+    for steps, chosen in (((2,), 2), ((1, 4), 4), ((6, 0, 2), 2), ((0, 1), 1)):
         record = drafting("EAGLE3", adaptive=True, adaptive_config=adaptive_file(tmp_path, *steps))
         assert shape_of(record) == (chosen, 1, chosen + 1)
+
+
+def test_an_adaptive_draft_that_could_never_draft_is_refused(drafting, tmp_path):
+    with pytest.raises(ValueError, match=r"--speculative-adaptive-config .* has no depth but 0, so nothing"):
+        drafting("EAGLE3", adaptive=True, adaptive_config=adaptive_file(tmp_path, 0))
 
 
 @pytest.mark.parametrize("name", ["eagle3", "Eagle3", "EAGLE3"])

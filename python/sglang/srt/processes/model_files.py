@@ -53,6 +53,8 @@ def refuse_other_tokens(record: object) -> None:
     if view.skip_tokenizer_init or view.tokenizer_path is None:
         return
     path = resolve_model_path(draft, "speculative_draft_model_path")
+    theirs = resolve_model_path(view.tokenizer_path, "tokenizer_path")
+    if path == theirs:
+        return  # the model drafts for itself
     config = ModelConfig.from_path(path, load_format=view.speculative_draft_load_format or "auto")
-    target = load_tokenizer(resolve_model_path(view.tokenizer_path, "tokenizer_path"))
-    check_same_tokens(target, load_tokenizer(config.path), head_rows=config.vocab_size)
+    check_same_tokens(load_tokenizer(theirs), load_tokenizer(config.path), head_rows=config.vocab_size)

@@ -6,12 +6,15 @@ definition, one row at a time; `draw` gives the same ids for many rows and sorts
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from sglang.kernels.token_probs import id_bits, kept_weights
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -25,6 +28,29 @@ _MARGIN = 1e-9
 _ROWS_AT_ONCE = 32
 
 
+Ids = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float64]
+Hashes = npt.NDArray[np.uint64]
+#: top_k, top_p and min_p of one row.
+Limits = tuple[int, float, float]
+
+#: The random numbers of one draw, each in [0, 1): a plain draw takes one for each bit of a token id.
+Uniforms = Callable[[int], float]
+
+
+class Purpose(enum.IntEnum):
+    """What random numbers are used for: each purpose has a stream of its own.
+
+    An accept coin that came from the stream of the proposals would prefer some proposals to others, and the
+    result would not follow the target's distribution.
+    """
+
+    DRAW = 0
+    PROPOSAL = 1
+    ACCEPTANCE = 2
+    REMAINDER = 3
+
+
 def _mix(value: int) -> int:
     """The finaliser of splitmix64: every input bit reaches every output bit."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -32,20 +58,37 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-Ids = npt.NDArray[np.int64]
-Weights = npt.NDArray[np.float64]
-#: top_k, top_p and min_p of one row.
-Limits = tuple[int, float, float]
-
-#: The random numbers of one draw: one in [0, 1) for each bit of a token id.
-Uniforms = Callable[[int], float]
+def _mix_all(values: Hashes) -> Hashes:
+    """`_mix` of every value."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
-def uniforms(seed: int, position: int) -> Uniforms:
-    """The random numbers of place `position` in the stream of `seed`: a pure function of both and the bit."""
+def uniforms(seed: int, position: int, purpose: Purpose = Purpose.DRAW) -> Uniforms:
+    """The random numbers of place `position` in the stream of `seed`: a pure function of all of these."""
     start = _mix((seed + _GOLDEN) & _MASK)
     place = _mix((start + (position + 1) * _GOLDEN) & _MASK)
-    return lambda bit: (_mix((place + (bit + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
+    if purpose is not Purpose.DRAW:
+        place = _mix(place ^ _mix(purpose))
+    return lambda number: (_mix((place + (number + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
+
+
+def uniform_rows(
+    seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, numbers: range
+) -> torch.Tensor:
+    """`uniforms(seeds[r], positions[r], purpose)(numbers[i])` at [r, i]: float64, on the CPU."""
+
+    def multiples(factors: Iterable[int]) -> Hashes:
+        """Arithmetic of arrays wraps around at 64 bits, as the mask of `uniforms` does."""
+        return (np.fromiter(factors, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+
+    start = _mix_all(np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + np.uint64(_GOLDEN))
+    place = _mix_all(start + multiples(positions))
+    if purpose is not Purpose.DRAW:
+        place = _mix_all(place ^ np.uint64(_mix(purpose)))
+    mixed = _mix_all(place[:, None] + multiples(numbers))
+    return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def draw_reference(
@@ -64,19 +107,10 @@ def draw_reference(
     and one draw in some hundreds would change with the other requests of the batch; here only as many borders
     as an id has bits decide.
     """
-    probs = torch.softmax(logits.double() / temperature, dim=-1)
-    ranked = torch.sort(probs, descending=True, stable=True)
-    before = ranked.values.cumsum(dim=-1) - ranked.values
-    keep = ranked.values >= min_p * ranked.values[0]
-    if top_p < 1.0:
-        keep &= before < top_p
-    if top_k > 0:
-        keep &= torch.arange(len(probs)) < top_k
-    keep[0] = True
-    kept = torch.zeros_like(probs)
-    kept[ranked.indices[keep]] = ranked.values[keep]
+    rows = kept_weights(logits[None], temperature=[temperature], top_k=[top_k], top_p=[top_p], min_p=[min_p])
+    kept = rows[0]
     token = 0
-    for bit in reversed(range(_bits(len(probs)))):
+    for bit in reversed(range(id_bits(len(kept)))):
         middle = token + (1 << bit)
         left, right = float(kept[token:middle].sum()), float(kept[middle : middle + (1 << bit)].sum())
         if right > 0 and u(bit) * (left + right) >= left:
@@ -191,7 +225,7 @@ def _pick(ids: Sequence[int] | Ids, cumulated: Weights, vocab: int, u: Uniforms)
     """Draw one of `ids` (ascending) bit by bit; `cumulated[i]` is the weight of `ids[: i + 1]`."""
     token, start, end = 0, 0, len(ids)
     before, upto = 0.0, float(cumulated[-1])
-    for bit in reversed(range(_bits(vocab))):
+    for bit in reversed(range(id_bits(vocab))):
         middle = bisect_left(ids, token + (1 << bit), start, end)
         between = float(cumulated[middle - 1]) if middle else 0.0
         left, right = between - before, upto - between
@@ -200,8 +234,3 @@ def _pick(ids: Sequence[int] | Ids, cumulated: Weights, vocab: int, u: Uniforms)
         else:
             end, upto = middle, between
     return token
-
-
-def _bits(vocab: int) -> int:
-    """Bits of the largest id."""
-    return (vocab - 1).bit_length()

@@ -20,6 +20,7 @@ from sglang.srt.configs.json_file import read_json_object
 from sglang.srt.configs.model_config import ModelConfig, refuse_quantized
 from sglang.srt.configs.model_path import resolve_model_path
 from sglang.srt.configs.safetensors_header import TensorEntry, checkpoint_entries
+from sglang.srt.environ import envs
 
 DraftKind = Literal["eagle", "eagle3", "standalone"]
 
@@ -149,12 +150,15 @@ def _check_kind(path: pathlib.Path, kind: DraftKind) -> None:
 
 
 def _check_context(draft: ModelConfig, target: ModelConfig) -> None:
-    """A whole model has its own reach, and a text may not outgrow it."""
-    if draft.context_len < target.context_len:
-        raise ValueError(
-            f"{_FLAG} {draft.path} reads {draft.context_len} tokens, and the model {target.context_len}; use "
-            f"a draft with the same context, or lower --context-length to {draft.context_len}"
-        )
+    """A whole model has its own reach; beyond it the draft still runs, but its guesses are worth nothing."""
+    if draft.context_len >= target.context_len or envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.get():
+        return
+    raise ValueError(
+        f"{_FLAG} {draft.path} reads {draft.context_len} tokens, and the model {target.context_len}; use a "
+        f"draft with the same context, or lower --context-length to {draft.context_len} (with "
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 longer texts are served with a draft that guesses "
+        "there)"
+    )
 
 
 def _tensors(folder: pathlib.Path) -> dict[str, TensorEntry]:

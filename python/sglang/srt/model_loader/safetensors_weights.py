@@ -58,7 +58,7 @@ def _open(file: pathlib.Path) -> Any:
 
 
 def _check_type(file: pathlib.Path, name: str, entry: TensorEntry) -> None:
-    if entry.dtype not in WEIGHT_TYPES and name not in _TOKEN_MAPS:
+    if entry.dtype not in WEIGHT_TYPES and name.removeprefix("model.") not in _TOKEN_MAPS:
         raise ValueError(
             f"{file}: tensor {name!r} is stored as {entry.dtype}, which is not read; known: "
             f"{', '.join(WEIGHT_TYPES)}"

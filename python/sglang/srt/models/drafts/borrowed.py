@@ -29,9 +29,8 @@ def borrowed_embedding(target: DecoderForCausalLM) -> VocabParallelEmbedding:
 
 
 def head_can_be_borrowed(head: ParallelLMHead) -> bool:
-    """Whether a head that is built in this scope would be cut over the same ranks as the target's."""
-    axis = head_axis()
-    return (head.rank, head.width) == axis_place(axis) and (head.axis == axis or head.width == 1)
+    """Whether the group over which the target's head is cut is the same in this scope."""
+    return (head.rank, head.width) == axis_place(head.axis)
 
 
 def copied_head(target: DecoderForCausalLM, *, of_table: bool = False) -> ParallelLMHead:

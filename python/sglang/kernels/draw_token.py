@@ -1,7 +1,8 @@
 """Owns the draw of one token from logits: which tokens are kept, and which of them random numbers pick.
 
-Read by the sampler. It must not know requests: it takes tensors and numbers. `draw_reference` is the
-definition, one row at a time; `draw` gives the same ids for many rows and sorts only what it must.
+Read by the sampler and the acceptance rules of drafts. It must not know requests: it takes tensors and
+numbers. `draw_reference` is the definition, one row at a time; `draw` gives the same ids for many rows and
+sorts only what it must.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Owns the step from logits to tokens: adjustment, greedy choice or draw, log-probabilities, failed rows.
 
-Read by the tensor-parallel worker. A row's result depends on its own logits, parameters, output ids and seed
-and on nothing else; it must not keep state between steps.
+Read by the tensor-parallel worker and by the acceptance rules of drafts. A row's result depends on its own
+logits, parameters, output ids and seed and on nothing else; it must not keep state between steps.
 """
 
 from __future__ import annotations

@@ -140,6 +140,14 @@ def test_greedy_requests_among_sampled_ones_get_what_plain_greedy_decoding_gives
         assert mine[1::2] == plain[1::2]
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_temperature_near_zero_gives_what_greedy_decoding_gives(rule):
+    logits = torch.randn(400, VOCAB, generator=torch.Generator().manual_seed(6))
+    cold = [state_of(seed, temperature=1e-5) for seed in range(100)]
+    chain, q = proposed(cold, [1] * 100, 3, logits[7])
+    assert rule(chain, logits, cold, q) == follow(chain, logits, [state_of(**GREEDY)] * 100)
+
+
 @pytest.mark.parametrize("rule", COINS)
 def test_a_request_gets_the_same_whatever_its_neighbours_are(rule):
     generator = torch.Generator().manual_seed(5)

@@ -5,6 +5,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=45, suite="multi-rank-cpu")
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +178,7 @@ def two_ranks_one_replica(rank: int) -> dict[str, Any]:
         answer["steps"] = steps[0]
         answer["waits"] = None if scheduler.channel is None else scheduler.channel.waits
     answer["divergence"] = _diverge(rank)
+    answer["rounds"] = _live_rounds(rank)
     return answer
 
 
@@ -227,8 +229,13 @@ def _diverge(rank: int) -> str:
         return str(caught.value)
 
 
+@functools.cache
+def answers_of_two_ranks() -> list[Any]:
+    return run_ranks(two_ranks_one_replica, world_size=2)
+
+
 def test_ranks_that_hold_the_same_requests_live_the_same_steps() -> None:
-    first, second = run_ranks(two_ranks_one_replica, world_size=2)
+    first, second = answers_of_two_ranks()
     for name in ("history", "ids", "reasons", "logprobs", "expired", "drawn", "steps"):
         assert first[name] == second[name], name
     assert first["retractions"] == second["retractions"] > 0
@@ -290,6 +297,7 @@ def replicas(rank: int, tp_size: int) -> dict[str, Any]:
     answer["delayed"] = _delay(rank, layout)
     if tp_size == 4:
         answer["divergence"] = _plan_otherwise(rank, layout)
+    answer["rounds"] = _rounds_of_replicas(rank, layout)
     return answer
 
 
@@ -343,10 +351,15 @@ def _plan_otherwise(rank: int, layout: dict[str, Any]) -> str:
         return str(caught.value)
 
 
+@functools.cache
+def answers_of_replicas(world_size: int) -> list[Any]:
+    return run_ranks(replicas, world_size=world_size, tp_size=world_size)
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_replicas_of_uneven_load_take_the_same_steps(world_size: int) -> None:
     """With four ranks each replica has two: what holds for a replica holds for both."""
-    answers = run_ranks(replicas, world_size=world_size, tp_size=world_size)
+    answers = answers_of_replicas(world_size)
     each = world_size // 2
     for rank, answer in enumerate(answers):
         leader = answers[rank - rank % each]
@@ -384,3 +397,96 @@ def test_replicas_of_uneven_load_take_the_same_steps(world_size: int) -> None:
     delayed, free = first["delayed"]
     assert delayed[0] == [0, 9] and free[0] == [0, 4, 9]
     assert delayed[1] == free[1] == [10, 40]
+
+
+# with a draft: decode steps are verify rounds
+
+
+def _live_rounds(rank: int) -> dict[str, Any]:
+    scripts = [mixed_traffic()]
+    with scheduler_on(rank, scripts, tp_size=2, slots_per_step=4, num_recent_ids=5, **TIGHT) as scheduler:
+        history = live(scheduler, scripts)
+        return {
+            "history": history,
+            "ids": ids_sent(scheduler),
+            "reasons": reasons_sent(scheduler),
+            "logprobs": logprobs_sent(scheduler),
+            "retractions": scheduler.load.num_retractions,
+            "widths": scheduler.worker.widths,
+        }
+
+
+def test_ranks_that_hold_the_same_requests_live_the_same_rounds() -> None:
+    first, second = (answer["rounds"] for answer in answers_of_two_ranks())
+    assert first == second
+    assert first["retractions"] > 0
+    assert first["ids"]["r1"] == expected_output([1, *PROMPT[:12]], 31)
+    assert first["ids"]["logprobs"] == expected_output(PROMPT, 9)
+
+
+def _count_gathers() -> list[int]:
+    gathers = [0]
+    group = get_parallel().tp_group
+    gather = group.all_gather
+
+    def counted(*given: Any, **named: Any) -> Any:
+        gathers[0] += 1
+        return gather(*given, **named)
+
+    group.all_gather = counted
+    return gathers
+
+
+def _rounds_of_replicas(rank: int, layout: dict[str, Any]) -> dict[str, Any]:
+    scripts = uneven_scripts()
+    fields = {**TIGHT, "pool_tokens": 90, "slots_per_step": 4, "enable_prefill_delayer": True}
+    with scheduler_on(rank, scripts, **layout, **fields) as scheduler:
+        gathers = _count_gathers()
+        per_step: list[int] = []
+        step = scheduler.step
+
+        def counted() -> bool:
+            before = gathers[0]
+            going_on = step()
+            per_step.append(gathers[0] - before)
+            return going_on
+
+        scheduler.step = counted
+        history = live(scheduler, scripts)
+        return {
+            "history": history,
+            "ids": ids_sent(scheduler),
+            "gathers": per_step,
+            "forwards": scheduler.worker.forwards,
+            "steps": [
+                [step.is_extend, step.num_requests, step.slots_per_request] for step in scheduler.worker.steps
+            ],
+            "widths": scheduler.worker.widths,
+        }
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_replicas_never_mix_prompts_and_rounds_and_meet_equally_often(world_size: int) -> None:
+    """Busy and idle ones: a rank that skipped a vote or a phase would leave the others waiting."""
+    answers = [answer["rounds"] for answer in answers_of_replicas(world_size)]
+    each = world_size // 2
+    for rank, answer in enumerate(answers):
+        leader = answers[rank - rank % each]
+        for name in ("history", "ids", "forwards", "widths"):
+            assert answer[name] == leader[name], (rank, name)
+        assert answer["gathers"] == answers[0]["gathers"] and answer["steps"] == answers[0]["steps"]
+    first, second = answers[0], answers[each]
+    wanted = {f"r{i}": expected_output(prompt, 6 + 3 * i) for i, prompt in enumerate(PROMPTS)}
+    assert first["ids"] | second["ids"] == wanted
+    # The delayer's vote, that on prompts and the agreement; a forward of prompts, or three phases of a round.
+    assert set(first["gathers"]) == {3, 4, 6}, "nobody works, prompts, rounds"
+    rounds = [requests for is_extend, requests, _ in first["steps"] if not is_extend]
+    prompts = [requests for is_extend, requests, _ in first["steps"] if is_extend]
+    assert first["gathers"].count(6) == len(rounds) and first["gathers"].count(4) == len(prompts)
+    for name, answer, place in (("first", first, 0), ("second", second, 1)):
+        assert answer["forwards"]["decode"] == sum(requests[place] > 0 for requests in rounds), name
+        assert answer["forwards"]["extend"] == sum(requests[place] > 0 for requests in prompts), name
+        assert answer["forwards"]["idle"] > 0, name
+    assert any(min(requests) > 0 for requests in rounds) and any(min(requests) == 0 for requests in rounds)
+    assert any(0 < requests[0] != requests[1] > 0 for requests in rounds), "unequal replicas in one round"
+    assert {slots for is_extend, _, slots in first["steps"] if not is_extend} >= {4}

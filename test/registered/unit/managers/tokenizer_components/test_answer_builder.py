@@ -124,3 +124,58 @@ def test_an_answer_does_not_change_once_it_is_told() -> None:
     assert [len(answer["output_ids"]) for answer in told] == list(range(1, STEPS + 1))
     for name in OUTPUT_LISTS:
         assert [len(answer["meta_info"][name]) for answer in told] == list(range(1, STEPS + 1))
+
+
+def meta_with(spec: io_struct.SpecCounts | None, *, completion_tokens: int) -> dict[str, Any]:
+    sample = new_sample()
+    take(sample, 1)
+    sample.spec, sample.completion_tokens = spec, completion_tokens
+    return new_builder(None, incremental=False).answer(sample, with_index=False)["meta_info"]
+
+
+def test_the_counts_of_a_draft_are_told_under_sglangs_names() -> None:
+    """Its accept length divides all tokens of the answer, the prompt's own among them."""
+    spec = io_struct.SpecCounts()
+    for correct in (3, 0, 1, 3):
+        spec.add_round(correct, 3)
+    told = {name: value for name, value in meta_with(spec, completion_tokens=12).items() if "spec" in name}
+    assert told == {
+        "spec_verify_ct": 4,
+        "spec_num_correct_drafts": 7,
+        "spec_num_proposed_drafts": 12,
+        "spec_correct_drafts_histogram": [1, 1, 0, 2],
+        "spec_accept_length": 3.0,
+        "spec_accept_rate": 7 / 12,
+    }
+
+
+def test_ratios_of_nothing_are_left_out() -> None:
+    """One token needs no round; the rounds of a full pool propose nothing."""
+    assert "spec_accept_length" not in (meta := meta_with(io_struct.SpecCounts(), completion_tokens=1))
+    assert meta["spec_verify_ct"] == 0 and meta["spec_correct_drafts_histogram"] == []
+    narrow = io_struct.SpecCounts()
+    narrow.add_round(0, 0)
+    meta = meta_with(narrow, completion_tokens=2)
+    assert meta["spec_accept_length"] == 2.0 and "spec_accept_rate" not in meta
+
+
+def test_without_a_draft_nothing_of_one_is_told() -> None:
+    assert not [name for name in meta_with(None, completion_tokens=1) if "spec" in name]
+
+
+def test_the_counts_of_an_output_survive_the_wire() -> None:
+    sample, counts = new_sample(), io_struct.SpecCounts(2, 3, 6, [1, 0, 0, 1])
+    output = io_struct.TokenOutput(
+        rid="r",
+        new_ids=[5],
+        finish_reason=None,
+        prompt_tokens=2,
+        completion_tokens=1,
+        cached_tokens=0,
+        num_retractions=0,
+        spec=counts,
+    )
+    sent = io_struct.decode(io_struct.encode(io_struct.BatchTokenIDOutput(outputs=[output])))
+    assert isinstance(sent, io_struct.BatchTokenIDOutput)
+    sample.take(sent.outputs[0], "x", dp_rank=0)
+    assert sample.spec == counts

@@ -113,6 +113,10 @@ class SpecCounts(msgspec.Struct, array_like=True):
         self.histogram.extend([0] * (correct + 1 - len(self.histogram)))
         self.histogram[correct] += 1
 
+    def snapshot(self) -> SpecCounts:
+        """The counts as they are now, for a message: counting goes on while it is under way."""
+        return msgspec.structs.replace(self, histogram=self.histogram.copy())
+
 
 class TokenOutput(msgspec.Struct, kw_only=True, array_like=True):
     """What one request has got since the last message: new ids, and its end where it has ended.

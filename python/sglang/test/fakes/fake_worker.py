@@ -146,6 +146,8 @@ class FakeWorker:
         self.steps.append(step)
         width = min(self.slots_per_step, batch.slots_per_request if step is None else step.slots_per_request)
         if step is not None:
+            is_mixed = step.is_extend and batch.forward_mode is ForwardMode.DECODE
+            assert not (is_mixed and self.slots_per_step > 1), "prompts and verify rounds in one step"
             self._meet_the_others(batch, step, width)
         if batch.forward_mode is ForwardMode.IDLE:
             assert step is not None, "an idle forward has no place outside a data-parallel step"

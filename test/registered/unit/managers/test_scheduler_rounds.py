@@ -197,6 +197,23 @@ def test_a_stream_gets_the_tokens_of_a_round_together(new_scheduler: New) -> Non
     assert list(map(len, answer.events)) == [1, 3, 3, 2]
 
 
+@pytest.mark.parametrize("slots_per_step", [1, WIDTH])
+def test_more_tokens_than_a_row_has_slots_are_an_error(new_scheduler: New, slots_per_step: int) -> None:
+    """The keys of such a token lie nowhere, or in the slots of another request."""
+    scheduler = new_scheduler(slots_per_step=slots_per_step)
+    forward = scheduler.worker.forward_batch_generation
+
+    def too_many(batch: ForwardBatch) -> GenerationBatchResult:
+        result = forward(batch)
+        if batch.forward_mode is ForwardMode.DECODE:
+            result.next_token_ids[0] = [5] * (slots_per_step + 1)
+        return result
+
+    scheduler.worker.forward_batch_generation = too_many
+    with pytest.raises(RuntimeError, match=rf"gave {slots_per_step + 1} tokens for .* for {slots_per_step}:"):
+        run(scheduler, make_request("r", PROMPT, 30))
+
+
 # what is counted
 
 
@@ -221,6 +238,14 @@ def test_the_tokens_of_all_rounds_and_the_first_are_the_answer(new_scheduler: Ne
     )
     assert state["avg_spec_accept_length"] == pytest.approx(5 * 49 / sum(spec.num_rounds for spec in counts))
     assert state["num_generated_tokens"] == 5 * 50
+
+
+def test_an_output_tells_the_counts_of_its_own_step(new_scheduler: New) -> None:
+    scheduler = new_scheduler(slots_per_step=WIDTH)
+    scheduler.worker.num_correct = lambda ids: 1
+    run(scheduler, make_request("r", PROMPT, 7, stream=True))
+    told = [output.spec for message in scheduler.channel.sent for output in message.outputs]
+    assert told == [SpecCounts(n, n, 3 * n, [0, n] if n else []) for n in range(4)]
 
 
 def test_tokens_that_an_end_cuts_off_count_as_right_drafts_and_not_as_generated(new_scheduler: New) -> None:

@@ -87,6 +87,11 @@ class BatchResultProcessor:
         token_ids = result.next_token_ids[place]
         if not token_ids and not may_be_none:
             raise RuntimeError(f"the forward drew no token for request {req.rid!r} and reported no failure")
+        if req.seq_len - 1 + len(token_ids) > req.reserved_len:
+            raise RuntimeError(
+                f"the forward gave {len(token_ids)} tokens for request {req.rid!r}, whose row has slots for "
+                f"{req.reserved_len - req.seq_len + 1}: no round may be wider than slots_per_request"
+            )
         logprobs = [] if result.output_logprobs is None else result.output_logprobs[place]
         if req.return_logprob and len(logprobs) != len(token_ids):
             raise RuntimeError(

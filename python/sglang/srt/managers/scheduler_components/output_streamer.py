@@ -6,7 +6,6 @@ of its tokens were sent.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from sglang.srt.batch.req import Req
@@ -58,7 +57,7 @@ class OutputStreamer:
                 input_logprobs=req.input_logprobs
                 if first and req.return_logprob and req.logprob_start >= 0
                 else None,
-                spec=copy.deepcopy(req.spec),
+                spec=None if req.spec is None else req.spec.snapshot(),
             )
         )
 

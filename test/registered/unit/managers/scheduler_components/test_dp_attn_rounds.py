@@ -99,6 +99,15 @@ def test_a_replica_without_a_prompt_is_idle_while_another_computes_one() -> None
     assert other.votes == [1, 0, 0, 0, 0]
 
 
+def test_the_fake_worker_notices_a_replica_that_decodes_all_the_same() -> None:
+    scheduler, other = replica()
+    running(scheduler, other)
+    other.facts = PROMPTS_TOO
+    scheduler._has_draft = False
+    with pytest.raises(AssertionError, match="prompts and verify rounds in one step"):
+        scheduler.step()
+
+
 def test_prompts_of_both_are_computed_together() -> None:
     scheduler, other = replica()
     other.facts = PROMPTS_TOO

@@ -82,9 +82,7 @@ def last_number(text: str) -> Decimal | None:
 def read_problems(path: Path, count: int) -> list[Problem]:
     """The first `count` rows of a file with one JSON object a line: the texts `question` and `answer`."""
     problems: list[Problem] = []
-    for where, row in json_lines(path):
-        if len(problems) == count:
-            break
+    for where, row in itertools.islice(json_lines(path), count):
         question, solution = row.get("question"), row.get("answer")
         if not isinstance(question, str) or not isinstance(solution, str):
             raise ValueError(f"{where}: question and answer must be texts; the keys are {', '.join(row)}")

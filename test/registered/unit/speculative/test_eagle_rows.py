@@ -75,10 +75,10 @@ def test_captured_rows_are_those_of_transformers(target: pathlib.Path, drafted: 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_committed_draft_rows_equal_a_forward_over_the_whole_text(
+def test_committed_rows_of_target_and_draft_equal_forwards_over_the_whole_text(
     target: pathlib.Path, drafted: dict[str, Any], shape: dict[str, int], page_size: int
 ) -> None:
-    """After rounds that accept much, little and nothing: row p has features p and token p + 1."""
+    """After rounds that accept much, little and nothing; a draft's row p has features p and token p + 1."""
     with driven_worker(target, page_size=page_size, **drafted, **shape) as driver:
         seq = driver.add(PROMPT)
         accepted = _speculate_with_some_right(driver, seq, rounds=8)
@@ -87,13 +87,12 @@ def test_committed_draft_rows_equal_a_forward_over_the_whole_text(
         again = driver.add(seq.ids[:-1])
         batch, hidden = features(driver, again)
         output = draft.prompts(batch, shifted_ids(batch, torch.tensor(seq.ids[-1:])), hidden, scores=True)
-        pool = driver.worker.target.pools.drafts[0]
+        pools = driver.target.pools
         rows = seq.slots[: seq.cached]
-        for layer in range(pool.spec.num_layers):
-            kept = pool.layer(layer)[:, rows]
-            torch.testing.assert_close(
-                kept, pool.layer(layer)[:, again.slots[: len(rows)]], atol=1e-5, rtol=1e-5
-            )
+        for pool in (pools.kv, *pools.drafts):  # what a tree accepted was moved to its place
+            for layer in map(pool.layer, range(pool.spec.num_layers)):
+                fresh = layer[:, again.slots[: len(rows)]]
+                torch.testing.assert_close(layer[:, rows], fresh, atol=1e-5, rtol=1e-5)
         drafter = driver.worker.drafter
         assert output.stream is not None
         torch.testing.assert_close(

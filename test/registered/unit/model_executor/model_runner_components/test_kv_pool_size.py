@@ -162,3 +162,35 @@ def test_the_share_is_the_size_of_the_request_table_and_is_said(caplog):
     pools, _ = pools_of([HostMemory(0, 8 * GIB, 8 * GIB)], dp_size=2, enable_dp_attention=True)
     assert pools.req_to_token.size == 4 and pools.allocator.size == 4 * 128
     assert "max_running_requests=9 over 2 attention-DP replicas: each runs at most 4" in caplog.text
+
+
+def pools_with(drafts, *, slots_per_step=1, page_size=1, available=1 << 22):
+    """The pools of one rank whose memory is the limit, for a target of 64 bytes a token."""
+    with published_topology(max_running_requests=9, page_size=page_size, ranks=ONE):
+        return make_kv_pools(
+            KVSpec(1, 1, 8, torch.float32),
+            TorchNativeBackend.kv_layout,
+            drafts=drafts,
+            context_len=4000,
+            slots_per_step=slots_per_step,
+            device=torch.device("cpu"),
+            available_before=available,
+            available_now=available,
+        )
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_one_budget_holds_the_target_and_its_drafts_slot_by_slot(page_size):
+    """A draft of three times the bytes leaves a quarter of the slots, and has as many itself."""
+    alone = pools_with([], page_size=page_size)
+    both = pools_with([KVSpec(3, 1, 8, torch.float32)], page_size=page_size)
+    assert alone.allocator.size == 4 * both.allocator.size and alone.drafts == ()
+    (draft,) = both.drafts
+    assert draft.size == both.kv.size == both.allocator.size and draft.page_size == page_size
+    assert draft.spec.num_layers == 3 and both.kv.spec.num_layers == 1
+    assert both.req_to_token.size == alone.req_to_token.size
+
+
+def test_the_table_has_room_for_a_round_at_the_end_of_the_context():
+    assert pools_with([]).req_to_token.host.shape[1] == 4000
+    assert pools_with([], slots_per_step=8).req_to_token.host.shape[1] == 4008

@@ -97,9 +97,17 @@ def test_a_pool_that_holds_exactly_one_request_serves_it_whole(new_scheduler: Ne
     assert_empty(scheduler)
 
 
-def test_only_the_last_request_takes_narrow_rounds(new_scheduler: New) -> None:
-    """Two that do not both find a full round do not go on narrowly together: one is retracted."""
-    scheduler = new_scheduler(pool_tokens=96, slots_per_step=8, schedule_conservativeness=0.0)
+@pytest.mark.parametrize(("pool_tokens", "slots_per_step"), [(96, 8), (160, 30)])
+def test_only_the_last_request_takes_narrow_rounds(
+    new_scheduler: New, pool_tokens: int, slots_per_step: int
+) -> None:
+    """Two that do not both find a full round do not go on narrowly together: one is retracted.
+
+    30 slots are more than the tokens that a retraction keeps room for, so it must count the round as well.
+    """
+    scheduler = new_scheduler(
+        pool_tokens=pool_tokens, slots_per_step=slots_per_step, schedule_conservativeness=0.0
+    )
     seen: list[tuple[int, int]] = []
     forward = scheduler.worker.forward_batch_generation
 
@@ -112,7 +120,8 @@ def test_only_the_last_request_takes_narrow_rounds(new_scheduler: New) -> None:
     got = run(scheduler, *(make_request(f"r{i}", p, 66) for i, p in enumerate(PROMPTS[:3])))
     assert all(got[f"r{i}"].ids == expected_output(p, 66) for i, p in enumerate(PROMPTS[:3]))
     assert scheduler.load.num_retractions > 0
-    assert {size for size, width in seen if width == 1} == {1} < {size for size, width in seen if width == 8}
+    full = {size for size, width in seen if width == slots_per_step}
+    assert {size for size, width in seen if width == 1} <= {1} < full
 
 
 @PAGES

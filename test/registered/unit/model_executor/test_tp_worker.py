@@ -33,7 +33,7 @@ def test_a_worker_says_what_the_scheduler_must_know(folder):
         assert (worker.page_size, worker.max_total_num_tokens) == (16, 96)
         assert (worker.vocab_size, worker.context_len) == (512, 512)
         assert worker.token_to_kv_pool_allocator.size == 96
-        assert worker.req_to_token_pool.req_to_token.shape == (5, 512)
+        assert worker.req_to_token_pool.req_to_token.shape == (5 + 1, 512)  # and the spare row
         assert worker.model_config.eos_token_ids
 
 

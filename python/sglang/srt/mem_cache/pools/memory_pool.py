@@ -19,7 +19,8 @@ class ReqToTokenPool:
     """`req_to_token[req_pool_idx, t]` is the slot of token t of the request that holds this row.
 
     The scheduler plans on the host: `host` is the same table as a numpy array. On a CPU device both share
-    their memory; elsewhere `write` copies what changed.
+    their memory; elsewhere `write` copies what changed. Row `spare_row` belongs to no request and stays 0:
+    requests that only fill up a recorded batch read it.
     """
 
     def __init__(self, size: int, max_context_len: int, device: torch.device | str = "cpu") -> None:
@@ -27,8 +28,8 @@ class ReqToTokenPool:
             raise ValueError(
                 f"a request table needs size >= 1 and max_context_len >= 1, got {size} and {max_context_len}"
             )
-        self.size = size
-        self.host: np.ndarray = np.zeros((size, max_context_len), dtype=np.int64)
+        self.size = self.spare_row = size
+        self.host: np.ndarray = np.zeros((size + 1, max_context_len), dtype=np.int64)
         host_tensor = torch.from_numpy(self.host)
         self._shared = torch.device(device).type == "cpu"
         self.req_to_token: torch.Tensor = host_tensor if self._shared else host_tensor.to(device)

@@ -68,4 +68,6 @@ def test_the_host_table_and_the_tensor_say_the_same() -> None:
     rows.write(1, 2, np.array([5, 6, 7]))
     rows.write_many(np.array([0, 1]), np.array([0, 5]), np.array([8, 9]))
     assert rows.req_to_token.dtype == torch.int64
-    assert rows.req_to_token.tolist() == rows.host.tolist() == [[8] + [0] * 7, [0, 0, 5, 6, 7, 9, 0, 0]]
+    taken = [[8] + [0] * 7, [0, 0, 5, 6, 7, 9, 0, 0]]
+    assert rows.req_to_token.tolist() == rows.host.tolist() == [*taken, [0] * 8]
+    assert rows.spare_row == 2

@@ -1,0 +1,1 @@
+"""Records device work once and replays it."""

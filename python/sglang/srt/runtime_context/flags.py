@@ -62,6 +62,7 @@ class CaptureFlags(FlagGroupBase):
     """Graph capture and compilation. Seeded by publish, written by the runner while it captures."""
 
     enable_torch_compile: bool = False
+    is_capturing: bool = False
 
 
 class MoeFlags(FlagGroupBase):

@@ -8,28 +8,20 @@ no other placement than its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
-from sglang.srt.batch.forward_context import ForwardContext
+from sglang.srt.batch.forward_batch import ForwardBatch
 from sglang.srt.distributed.parallel_state_wrapper import ParallelState
 from sglang.srt.layers.attention.attention_registry import published_attention_backend
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, KVSpec
-from sglang.srt.layers.dp_attention import prepare_dp_forward
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.model_runner_components.load_model import published_dtype
+from sglang.srt.model_executor.runner.base_runner import BaseRunner
+from sglang.srt.model_executor.runner.eager_runner import EagerRunner, RunnableModel
 from sglang.srt.platforms.device import model_device
 from sglang.srt.runtime_context import assert_role, get_device, get_parallel
-
-
-class RunnableModel(Protocol):
-    """What a runner needs of a model: one forward, and what it caches of each token."""
-
-    def __call__(self, ctx: ForwardContext) -> LogitsProcessorOutput: ...
-
-    def kv_shape(self) -> tuple[int, int, int]: ...
 
 
 Model = TypeVar("Model", bound=RunnableModel)
@@ -50,31 +42,39 @@ class ModelRunner(Generic[Model]):
         self.backend_class = published_attention_backend()
         self.model = load(self.dtype, self.device)
         self.kv_spec = KVSpec(*self.model.kv_shape(), self.dtype)
-        self._attn_backend: AttentionBackend | None = None
+        self._eager_runner: EagerRunner | None = None
+        #: Asked in this order. Empty: no back end that records graphs is served on this device.
+        self.graph_runners: list[BaseRunner[ForwardBatch, LogitsProcessorOutput]] = []
 
     def init_attention_backend(self, kv: KVPool, req_to_token: torch.Tensor) -> None:
         """Attend over this pool and this table of slots [request rows, positions] from now on."""
-        self._attn_backend = self.backend_class(kv, req_to_token)
+        self._eager_runner = EagerRunner(self.model, self.backend_class(kv, req_to_token))
+
+    @property
+    def eager_runner(self) -> EagerRunner:
+        """`RuntimeError` before there is a pool to attend over."""
+        if self._eager_runner is None:
+            raise RuntimeError("this runner has no attention back end yet: make the pools first")
+        return self._eager_runner
 
     @property
     def attn_backend(self) -> AttentionBackend:
-        """`RuntimeError` before there is a pool to attend over."""
-        if self._attn_backend is None:
-            raise RuntimeError("this runner has no attention back end yet: make the pools first")
-        return self._attn_backend
+        return self.eager_runner.attn_backend
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
-        """Plan once, run all layers, give the logits that are needed.
+        """Run all layers over the batch, give the logits that are needed.
 
         With attention data parallelism every rank of the tensor group must call it, those without requests
         with `ForwardBatch.idle(step, device)`. `RuntimeError` in another placement than the one in which the
         runner was built.
         """
         self.placement.check_in_force()
-        if get_parallel().attn_dp_size > 1:
-            prepare_dp_forward(batch)
-        plan = None
-        if batch.forward_mode is not ForwardMode.IDLE:
-            plan = self.attn_backend.init_forward_metadata(batch)
-        return self.model(ForwardContext(batch, self.attn_backend, plan))
+        return self.runner_for(batch).run(batch)
+
+    def runner_for(self, batch: ForwardBatch) -> BaseRunner[ForwardBatch, LogitsProcessorOutput]:
+        """The one place that chooses between recorded graphs and the eager forward."""
+        for runner in self.graph_runners:
+            if runner.can_run(batch):
+                return runner
+        return self.eager_runner

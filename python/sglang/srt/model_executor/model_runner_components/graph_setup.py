@@ -1,0 +1,66 @@
+"""Owns how a model runner gets its recorded graphs: whether, for which sizes, over which back end.
+
+Called when a model runner is built, in the scope that is open then; no back end is served on CPU, so nothing
+calls it there yet. It must not decide what a graph computes. All ranks that capture together come to the same
+answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sglang.srt.model_executor.runner.decode_graph_runner import DecodeGraphRunner
+from sglang.srt.model_executor.runner.static_batch import ForwardShape, GraphSizes
+from sglang.srt.model_executor.runner_backend.base import GraphBackend
+from sglang.srt.model_executor.runner_utils.sizes import LEAST_FREE_BYTES, default_sizes, may_capture
+from sglang.srt.runtime_context import get_parallel
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+def graph_sizes(runner: ModelRunner, *, width: int, max_requests: int) -> GraphSizes:
+    """The sizes that serve every batch of this runner, over its request table."""
+    table = runner.pools.req_to_token
+    sizes = default_sizes(max_requests, width=width, attn_tp_size=get_parallel().attn_tp_size)
+    return GraphSizes(sizes, max_len=table.req_to_token.shape[1], spare_row=table.spare_row)
+
+
+def add_decode_graphs(
+    runner: ModelRunner,
+    shape: ForwardShape,
+    make_backend: Callable[[], GraphBackend],
+    *,
+    max_requests: int,
+    free_bytes: int,
+    captures_hidden: bool = False,
+) -> DecodeGraphRunner | None:
+    """Capture a runner's decode steps or verify rounds; None where some rank has no memory for it.
+
+    Batches of another shape go on running eagerly.
+    """
+    parallel = get_parallel()
+    if not may_capture(free_bytes, parallel.tp_group if parallel.tp_size > 1 else None):
+        logger.warning(
+            "No graphs are captured for %s: a rank has less than %d MiB free; steps run eagerly",
+            shape.mode.value,
+            LEAST_FREE_BYTES >> 20,
+        )
+        return None
+    graphs = DecodeGraphRunner(
+        runner.model,
+        runner.attn_backend,
+        shape,
+        graph_sizes(runner, width=shape.width, max_requests=max_requests),
+        make_backend=make_backend,
+        device=runner.device,
+        captures_hidden=captures_hidden,
+    )
+    graphs.graphs.capture()
+    runner.graph_runners.append(graphs)
+    logger.info("Graphs are captured. mode=%s, sizes=%s", shape.mode.value, graphs.graphs.sizes)
+    return graphs

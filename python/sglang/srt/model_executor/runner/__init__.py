@@ -1,0 +1,1 @@
+"""Runs a batch: eagerly, or by replaying a recorded graph."""

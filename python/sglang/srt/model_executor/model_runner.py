@@ -21,8 +21,7 @@ from sglang.srt.model_executor.model_runner_components.load_model import publish
 from sglang.srt.model_executor.runner.base_runner import BaseRunner
 from sglang.srt.model_executor.runner.eager_runner import EagerRunner, RunnableModel
 from sglang.srt.platforms.device import model_device
-from sglang.srt.runtime_context import assert_role, get_device, get_parallel
-
+from sglang.srt.runtime_context import assert_role, get_device
 
 Model = TypeVar("Model", bound=RunnableModel)
 

@@ -25,7 +25,7 @@ class GraphCases:
 
     def __init__(self, driver: WorkerDriver, *, seed: int = 0) -> None:
         self.driver = driver
-        self.runner = driver.worker.model_runner
+        self.runner = driver.target.model_runner
         self.draw = torch.Generator().manual_seed(seed)
         self.pool = TapePool()
         self.backends: list[TapeBackend] = []
@@ -75,12 +75,12 @@ class GraphCases:
 
     def graph_runner(self, shape: ForwardShape, *, captures_hidden: bool = False) -> DecodeGraphRunner:
         """A runner over the driven model, captured."""
-        pools = self.runner.pools
+        pools = self.driver.target.pools
         runner = DecodeGraphRunner(
             self.runner.model,
             self.runner.attn_backend,
             shape,
-            GraphSizes(SIZES, self.runner.model_config.context_len, pools.req_to_token.spare_row),
+            GraphSizes(SIZES, self.driver.target.context_len, pools.req_to_token.spare_row),
             make_backend=self.make_backend,
             device=self.runner.device,
             captures_hidden=captures_hidden,
@@ -107,7 +107,7 @@ class GraphCases:
         return max(_distance(now, was) for now, was in pairs)
 
     def _cache(self) -> list[torch.Tensor]:
-        kv = self.runner.pools.kv
+        kv = self.driver.target.pools.kv
         layers = [kv.layer(layer_id) for layer_id in range(kv.spec.num_layers)]
         return [storage for storage in layers if isinstance(storage, torch.Tensor)]
 

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.runner.decode_graph_runner import DecodeGraphRunner
 from sglang.srt.model_executor.runner.static_batch import ForwardShape, GraphSizes
 from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.srt.model_executor.runner_utils.sizes import LEAST_FREE_BYTES, default_sizes, may_capture
+from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.runtime_context import get_parallel
 
 if TYPE_CHECKING:
@@ -23,15 +25,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def graph_sizes(runner: ModelRunner, *, width: int, max_requests: int) -> GraphSizes:
-    """The sizes that serve every batch of this runner, over its request table."""
-    table = runner.pools.req_to_token
+def graph_sizes(table: ReqToTokenPool, *, width: int, max_requests: int) -> GraphSizes:
+    """The sizes that serve every batch over this request table."""
     sizes = default_sizes(max_requests, width=width, attn_tp_size=get_parallel().attn_tp_size)
     return GraphSizes(sizes, max_len=table.req_to_token.shape[1], spare_row=table.spare_row)
 
 
 def add_decode_graphs(
-    runner: ModelRunner,
+    runner: ModelRunner[DecoderForCausalLM],
+    table: ReqToTokenPool,
     shape: ForwardShape,
     make_backend: Callable[[], GraphBackend],
     *,
@@ -55,7 +57,7 @@ def add_decode_graphs(
         runner.model,
         runner.attn_backend,
         shape,
-        graph_sizes(runner, width=shape.width, max_requests=max_requests),
+        graph_sizes(table, width=shape.width, max_requests=max_requests),
         make_backend=make_backend,
         device=runner.device,
         captures_hidden=captures_hidden,

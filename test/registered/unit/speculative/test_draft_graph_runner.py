@@ -105,7 +105,7 @@ def graph_runner(cases, name, **options):
         cases.runner.attn_backend,
         shapes=shapes,
         inputs=inputs,
-        sizes=GraphSizes(SIZES, 512, cases.runner.pools.req_to_token.spare_row),
+        sizes=GraphSizes(SIZES, 512, cases.driver.target.pools.req_to_token.spare_row),
         make_backend=cases.make_backend,
         device=cases.runner.device,
         **options,
@@ -179,7 +179,7 @@ def test_page_zero_stays_finite_whatever_pads_a_tree(cases):
     """A padding row that sees no key would be NaN, write NaN into slot 0, and spread from there."""
     runner = graph_runner(cases, "tree")
     assert max(random_differences(cases, "tree", runner, rounds=3)) < CLOSE
-    assert torch.isfinite(cases.runner.pools.kv.layer(1)[:, :1]).all()
+    assert torch.isfinite(cases.driver.target.pools.kv.layer(1)[:, :1]).all()
 
 
 # Planted mistakes.

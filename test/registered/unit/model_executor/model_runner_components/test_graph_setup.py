@@ -23,8 +23,11 @@ def cases(tmp_path):
 
 def test_decode_steps_and_rounds_of_a_width_replay_and_the_rest_runs_eagerly(cases):
     runner = cases.runner
+    table = cases.driver.target.pools.req_to_token
     added = [
-        add_decode_graphs(runner, shape, cases.make_backend, max_requests=3, free_bytes=LEAST_FREE_BYTES)
+        add_decode_graphs(
+            runner, table, shape, cases.make_backend, max_requests=3, free_bytes=LEAST_FREE_BYTES
+        )
         for shape in (ForwardShape(ForwardMode.DECODE, 1), ForwardShape(ForwardMode.TARGET_VERIFY, 2))
     ]
     assert runner.graph_runners == added
@@ -38,7 +41,10 @@ def test_decode_steps_and_rounds_of_a_width_replay_and_the_rest_runs_eagerly(cas
 
 def test_without_memory_everything_runs_eagerly_and_a_line_says_so(cases, caplog):
     shape = ForwardShape(ForwardMode.DECODE, 1)
-    free = LEAST_FREE_BYTES - 1
-    assert add_decode_graphs(cases.runner, shape, cases.make_backend, max_requests=3, free_bytes=free) is None
+    table, free = cases.driver.target.pools.req_to_token, LEAST_FREE_BYTES - 1
+    assert (
+        add_decode_graphs(cases.runner, table, shape, cases.make_backend, max_requests=3, free_bytes=free)
+        is None
+    )
     assert not cases.runner.graph_runners and not cases.backends
     assert "No graphs are captured for decode: a rank has less than 1024 MiB free" in caplog.text

@@ -194,7 +194,7 @@ def shrinking(cases, runner):
     gone = sequences.pop()
     heir = cases.driver.add(gone.ids)
     heir.slots = gone.slots
-    cases.runner.pools.req_to_token.write(heir.req_pool_idx, 0, np.array(heir.slots))
+    cases.driver.target.pools.req_to_token.write(heir.req_pool_idx, 0, np.array(heir.slots))
     cases.driver.logits([(heir, len(heir.ids))])
     return cases.difference(runner, cases.decode(sequences))
 

@@ -8,7 +8,6 @@ here, outside of every draft scope. It must not know how anything is drafted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -103,7 +102,7 @@ class SpecWorker:
         runner, drafter = self.target.model_runner, self.drafter
         if step.is_extend:
             runner.forward(ForwardBatch.idle(step, runner.device))
-            drafter.idle_prompts(replace(step, num_logit_rows=step.num_requests))
+            drafter.idle_prompts(step)
             return
         num_nodes = drafter.num_nodes(max(step.num_requests), step.slots_per_request)
         drafter.idle_propose(step, num_nodes)

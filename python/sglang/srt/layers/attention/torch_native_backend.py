@@ -99,25 +99,32 @@ def _run_padded(plan: PaddedRows, q: torch.Tensor, kv: torch.Tensor, layer: Radi
     """
     heads, groups, dim = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
     count, width, length = plan.count, plan.width, plan.length
-    # [kv heads, requests, width, groups, dim]
-    queries = q.view(count, width, heads, groups, dim).permute(2, 0, 1, 3, 4)
-    keys, values = kv.index_select(1, plan.slots).view(2, heads * count, length, dim)
+    batches, rows = heads * count, width * groups
+    if width == 1:
+        queries = q.view(count, heads, groups * dim).transpose(0, 1)
+    else:
+        queries = q.view(count, width, heads, groups * dim).permute(2, 0, 1, 3)
+    keys, values = kv.index_select(1, plan.slots).view(2, batches, length, dim)
     if q.dtype == torch.float32:
-        out = _attend(queries, keys, values, plan.mask, layer.scaling)
+        out = _attend(queries.reshape(batches, rows, dim), keys, values, plan, layer.scaling)
     else:
         # 16-bit products of this size are slow one by one; the fused kernel sums in float32.
         shape = (heads, count, length, dim)
         mask = plan.mask
         if mask is not None:
-            mask = mask[:, :, None].expand(count, width, groups, length).reshape(1, count, -1, length)
+            per_row = mask if width == 1 else mask.expand(count, width, groups, length)
+            mask = per_row.reshape(1, count, -1, length)
         out = F.scaled_dot_product_attention(
-            queries.reshape(heads, count, width * groups, dim),
+            queries.reshape(heads, count, rows, dim),
             keys.view(shape),
             values.view(shape),
             attn_mask=mask,
             scale=layer.scaling,
-        ).view(heads, count, width, groups, dim)
-    return out.permute(1, 2, 0, 3, 4).reshape(count * width, heads * groups * dim)
+        )
+    if width == 1:
+        return out.view(heads, count, groups * dim).transpose(0, 1).reshape(count, heads * groups * dim)
+    out = out.view(heads, count, width, groups * dim).permute(1, 2, 0, 3)
+    return out.reshape(count * width, heads * groups * dim)
 
 
 def _run_many(
@@ -142,26 +149,24 @@ def _run_many(
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scaling: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: PaddedRows, scaling: float
 ) -> torch.Tensor:
-    """Attention of q [heads, requests, width, groups, dim] over k, v [heads * requests, length, dim].
+    """Attention of q [heads * requests, width * groups, dim] over k, v [heads * requests, length, dim].
 
-    `mask` is [requests, width, length]. Small work stays on one thread.
+    Small work stays on one thread.
     """
-    heads, requests, width, groups, dim = q.shape
-    small = q.device.type == "cpu" and k.numel() * width <= _ONE_THREAD_KEYS
+    small = k.device.type == "cpu" and k.numel() * plan.width <= _ONE_THREAD_KEYS
     threads = torch.get_num_threads() if small else 1
     if threads > 1:
         torch.set_num_threads(1)
     try:
-        queries = q.reshape(heads * requests, width * groups, dim)
-        if mask is None:
-            scores = torch.bmm(queries, k.transpose(1, 2)).mul_(scaling)
+        if plan.mask is None:
+            scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
         else:
-            scores = q.new_empty(heads * requests, width * groups, k.shape[1])
-            scores.view(heads, requests, width, groups, -1).copy_(mask[None, :, :, None])
-            scores.baddbmm_(queries, k.transpose(1, 2), alpha=scaling)
-        return torch.bmm(scores.softmax(dim=-1), v).view(q.shape)
+            scores = q.new_empty(q.shape[0], q.shape[1], plan.length)
+            scores.view(-1, plan.count, plan.width, q.shape[1] // plan.width, plan.length).copy_(plan.mask)
+            scores.baddbmm_(q, k.transpose(1, 2), alpha=scaling)
+        return torch.bmm(scores.softmax(dim=-1), v)
     finally:
         if threads > 1:
             torch.set_num_threads(threads)

@@ -27,8 +27,8 @@ class PaddedRows:
     """Requests with `width` new tokens each, padded to the longest.
 
     `rows` are their rows in the batch, one request after another (None: all rows in order), `slots` the flat
-    table [requests * length], `mask` [requests, width, length] adds minus infinity to what a row does not see
-    (None: every row sees every key).
+    table [requests * length], `mask` [requests, width, 1, length] adds minus infinity to what a row does not
+    see, in each head (None: every row sees every key).
     """
 
     count: int
@@ -111,7 +111,9 @@ class GraphPlan(TorchPlan):
         self.mask = mask  # [requests, width, max_len]
         self.lengths = lengths  # [requests]
         self.out_cache_loc = out_cache_loc
-        self.padded = [PaddedRows(shape.num_requests, shape.width, shape.max_len, None, slots, mask)]
+        self.padded = [
+            PaddedRows(shape.num_requests, shape.width, shape.max_len, None, slots, mask[:, :, None])
+        ]
         self.many = []
 
     @classmethod
@@ -221,8 +223,8 @@ def _pad(
     if min(lengths) < length:  # the last row of a causal round sees all keys of its request
         padding = unseen[:, 0] if width == 1 and tail_mask is None else _padding(ends, length)
         slots.masked_fill_(padding, 0)
-    mask = torch.zeros(unseen.shape, dtype=dtype, device=slots.device)
-    return slots.view(-1), mask.masked_fill_(unseen, float("-inf"))
+    mask = torch.zeros(unseen.shape, dtype=dtype, device=slots.device).masked_fill_(unseen, float("-inf"))
+    return slots.view(-1), mask[:, :, None]
 
 
 def _padding(lengths: torch.Tensor, length: int) -> torch.Tensor:

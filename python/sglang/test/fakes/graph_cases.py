@@ -118,6 +118,8 @@ def _distance(found: torch.Tensor | None, expected: torch.Tensor | None) -> floa
         assert found is expected
         return 0.0
     assert found.shape == expected.shape
+    if not found.numel():
+        return 0.0
     same = found.isnan() & expected.isnan()
     worst = (found - expected).masked_fill(same, 0.0).abs().max()
     return float("inf") if bool(worst.isnan()) else float(worst)

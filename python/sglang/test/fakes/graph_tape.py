@@ -45,9 +45,13 @@ class Step:
     results: list[tuple[int, torch.Tensor]]
 
     def play(self) -> None:
+        """Run it into the tensors that it made at capture; a collective is waited for."""
         leaves = tree_leaves(self.operation(*self.args, **self.kwargs))
         for place, tensor in self.results:
             tensor.copy_(leaves[place])
+        for work in leaves:
+            if isinstance(work, torch.ScriptObject):
+                work.wait()  # type: ignore[attr-defined]  # found at run time
 
 
 @dataclass
@@ -150,6 +154,7 @@ class _Recorder(TorchDispatchMode):
             if _is_tensor(value) and _memory(value) not in memory
         ]
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+        writes = writes or func.namespace == "c10d"  # collectives do not declare what they write
         self.tape.made += [value for _, value in made]
         if name not in _UNWRITTEN and (writes or made):
             self.tape.steps.append(Step(func, args, kwargs, made))

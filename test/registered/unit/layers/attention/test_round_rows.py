@@ -135,3 +135,12 @@ def test_no_length_is_asked_of_the_device():
     batch.seq_lens.fill_(-1)
     assert difference(cases, batch) < 1e-5
     assert cases.backend.eager_plan.padded[0].length == 20
+
+
+def test_a_prompt_that_brings_hidden_rows_is_still_a_prompt():
+    """A draft's own prompts have a spec input, and each request its own number of rows."""
+    cases = AttentionCases(Sizes(), seed=10)
+    batch = cases.batch([12, 20], width=3, mode=ForwardMode.EXTEND)
+    batch.spec.width = 1
+    assert difference(cases, batch) < 1e-5
+    assert len(cases.backend.eager_plan.many) == 2 and not cases.backend.eager_plan.padded

@@ -46,6 +46,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     output_logprobs: list[TokenLogprob] = field(default_factory=list)
     input_logprobs: list[TokenLogprob] | None = None
+    prompt_tokens: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
     completion_tokens: int = 0
@@ -71,6 +72,7 @@ def answers(channel: FakeChannel) -> dict[str, Answer]:
             if output.input_logprobs is not None:
                 answer.input_logprobs = list(output.input_logprobs)
             answer.finish_reason = output.finish_reason
+            answer.prompt_tokens = output.prompt_tokens
             answer.cached_tokens = output.cached_tokens
             answer.num_retractions = output.num_retractions
             answer.completion_tokens = output.completion_tokens

@@ -84,11 +84,16 @@ def run(
     assert isinstance(channel, FakeChannel)
     channel.inbox.extend(messages)
     for _ in range(max_steps):
-        going_on = scheduler.step()
-        if check:
-            scheduler.invariants.check_sum()
-            scheduler.invariants.check_lengths()
-            scheduler.invariants.check_slots()
+        going_on = checked_step(scheduler) if check else scheduler.step()
         if not going_on and not channel.inbox:
             return answers(channel)
     raise AssertionError(f"not done after {max_steps} steps")
+
+
+def checked_step(scheduler: Scheduler) -> bool:
+    """One step, after which all invariants hold; True while requests are left."""
+    going_on = scheduler.step()
+    scheduler.invariants.check_sum()
+    scheduler.invariants.check_lengths()
+    scheduler.invariants.check_slots()
+    return going_on

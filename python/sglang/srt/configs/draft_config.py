@@ -111,12 +111,13 @@ class DraftConfig:
                 f"--speculative-draft-load-format gguf is for STANDALONE, and {resolved} is a draft for "
                 f"{_ALGORITHM_OF[kind]}; use auto"
             )
-        where = resolved / "config.json"
+        config = resolved / "config.json"
+        where = f"{_FLAG} {config}"
         tensors = {} if load_format == "dummy" else _tensors(resolved)
-        reader = _HeadReader(read_json_object(where), str(where), kind, target, tensors)
+        reader = _HeadReader(read_json_object(config), where, kind, target, tensors)
         shape = reader.shape()
         head = reader.head(shape)
-        _check_widths(shape, head, target, str(where))
+        _check_widths(shape, head, target, where)
         if tensors:
             _check_tensors(tensors, shape, head, resolved)
         model = dataclasses.replace(
@@ -284,11 +285,11 @@ def _check_tensors(
     for name, size in wanted.items():
         if name not in tensors:
             raise ValueError(
-                f"{folder} has no tensor {name}, and its config asks for one of shape {list(size)}; fetch "
-                "the draft again"
+                f"{_FLAG} {folder} has no tensor {name}, and its config asks for one of shape {list(size)}; "
+                "fetch the draft again"
             )
         if tensors[name].shape != size:
             raise ValueError(
-                f"{folder}: tensor {name} has the shape {list(tensors[name].shape)}, and its config and the "
-                f"model ask for {list(size)}; use a draft that was trained for this model"
+                f"{_FLAG} {folder}: tensor {name} has the shape {list(tensors[name].shape)}, and its config "
+                f"and the model ask for {list(size)}; use a draft that was trained for this model"
             )

@@ -56,9 +56,9 @@ def _found(text: str, setting: str) -> pathlib.Path:
         return _packaged_file(text, alias, setting)
     path = pathlib.Path(text).expanduser()
     if path.is_dir():
-        return _in_folder(path)
+        return _in_folder(path, setting)
     if path.exists():
-        return _checked_file(path)
+        return _checked_file(path, setting)
     raise ValueError(_not_found(text, setting))
 
 
@@ -87,30 +87,32 @@ def _packaged_file(name: str, alias: PackagedModel, setting: str) -> pathlib.Pat
     )
 
 
-def _in_folder(folder: pathlib.Path) -> pathlib.Path:
+def _in_folder(folder: pathlib.Path, setting: str) -> pathlib.Path:
     if (folder / "config.json").is_file():
         return folder
     file = gguf_in_folder(folder)
     if file is None:
         raise ValueError(
-            f"{folder} holds neither a config.json nor a .gguf file, so it is not a model folder"
+            f"{setting} {folder} holds neither a config.json nor a .gguf file; give the folder of a model"
         )
     return file
 
 
-def _checked_file(path: pathlib.Path) -> pathlib.Path:
+def _checked_file(path: pathlib.Path, setting: str) -> pathlib.Path:
     if not path.is_file():
         # A pipe would be waited on for ever, and nothing else can be mapped.
-        raise ValueError(f"{path} is neither a folder nor a regular file; give a folder or a .gguf file")
+        raise ValueError(
+            f"{setting} {path} is neither a folder nor a regular file; give a folder or a .gguf file"
+        )
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{setting} {path} cannot be read: {error.strerror}") from error
     if magic != MAGIC:
         raise ValueError(
-            f"{path} is a file but not a GGUF one (it begins with {magic!r}); for a Hugging Face checkpoint "
-            f"give its folder"
+            f"{setting} {path} is a file but not a GGUF one (it begins with {magic!r}); for a Hugging Face "
+            "checkpoint give its folder"
         )
     return first_part(path)
 

@@ -38,7 +38,7 @@ from sglang.srt.processes.model_files import (
 from sglang.srt.processes.rank_processes import RANK_MODULE, RankProcesses
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.processes.wire import open_wire
-from sglang.srt.runtime_context import get_context, get_device, get_parallel, publish
+from sglang.srt.runtime_context import get_context, get_device, get_parallel, get_spec, publish
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.tokenizer.chat_rules import report_chat
 
@@ -62,6 +62,24 @@ def resolve_and_check(record: ServerArgs) -> None:
         refuse_unknown_interface()
 
 
+def speculation_line() -> str:
+    """How tokens are drafted, in one line, for the log."""
+    spec = get_spec()
+    parts = [str(spec.speculative_algorithm)]
+    if spec.speculative_draft_model_path is not None:
+        parts[0] += f" with {spec.speculative_draft_model_path}"
+        parts.append(f"{spec.speculative_num_steps} steps")
+        parts.append(f"{spec.speculative_eagle_topk} branches a step")
+    parts.append(f"{spec.speculative_num_draft_tokens} tokens verified in a round")
+    if spec.speculative_adaptive:
+        parts.append("the depth adapts")
+    if spec.speculative_use_block_verification:
+        parts.append("block verification")
+    elif spec.speculative_use_rejection_sampling:
+        parts.append("rejection sampling")
+    return ", ".join(parts)
+
+
 class EngineCore:
     """A started engine: the constructor publishes the resolved record and starts the ranks.
 
@@ -72,6 +90,8 @@ class EngineCore:
         publish(record, role=role)
         refuse_taken_ports()
         logger.info("server_args=%s", short_description(record))
+        if get_spec().speculative_algorithm is not None:
+            logger.info("speculative decoding: %s", speculation_line())
         self.started_at = time.monotonic()
         self.manager: TokenizerManager | None = None
         self.rank_infos: list[Report] = []

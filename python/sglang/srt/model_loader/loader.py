@@ -76,7 +76,7 @@ def load_model(
     `show_progress` draws a bar on stderr, with the bytes that this rank reads and their rate.
     """
     before = available_memory_bytes()
-    logger.info("Load weight begin. avail mem=%.2f GB", before / _GIB)
+    logger.info("Load weight begin. avail mem=%.2f GB, path=%s", before / _GIB, checkpoint.config.path)
     started = time.perf_counter()
     items = checkpoint.items
     if show_progress:

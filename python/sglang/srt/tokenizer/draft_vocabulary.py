@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sglang.srt.tokenizer.tokenizer import Tokenizer
 
+_FLAG = "--speculative-draft-model-path"
 _CURE = "use a draft with the tokenizer of the model"
 
 
@@ -19,19 +20,19 @@ def check_same_tokens(target: Tokenizer, draft: Tokenizer, *, head_rows: int) ->
     wanted, found = _texts(target), _texts(draft)
     if len(wanted) != len(found):
         raise ValueError(
-            f"the tokenizer of the draft {draft.source} knows {len(found)} tokens, and that of the model "
-            f"{target.source} knows {len(wanted)}; {_CURE}"
+            f"{_FLAG}: the tokenizer of the draft {draft.source} knows {len(found)} tokens, and that of the "
+            f"model {target.source} knows {len(wanted)}; {_CURE}"
         )
     for index in sorted(wanted.keys() | found.keys()):
         if wanted.get(index) != found.get(index):
             raise ValueError(
-                f"token {index} is {_shown(found, index)} for the draft {draft.source}, and "
+                f"{_FLAG}: token {index} is {_shown(found, index)} for the draft {draft.source}, and "
                 f"{_shown(wanted, index)} for the model {target.source}; {_CURE}"
             )
     if head_rows < target.num_ids:
         raise ValueError(
-            f"the draft {draft.source} scores {head_rows} ids, and its tokenizer has {target.num_ids}; the "
-            "draft's config.json and tokenizer are not of one model"
+            f"{_FLAG}: the draft {draft.source} scores {head_rows} ids, and its tokenizer has "
+            f"{target.num_ids}; the draft's config.json and tokenizer are not of one model"
         )
 
 

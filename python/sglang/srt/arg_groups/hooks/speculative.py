@@ -4,6 +4,8 @@ Runs after the layout and the model are known; reads the model's config and the 
 of each algorithm stands in `arg_groups/speculative_algorithms.py`. Must not read tensor data or tokenizers.
 """
 
+import logging
+
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES, leaves_in
 from sglang.srt.arg_groups.fields.parallel import attn_dp_size_of
@@ -14,7 +16,10 @@ from sglang.srt.arg_groups.speculative_algorithms import ALGORITHMS, LATER, Algo
 from sglang.srt.configs.draft_config import DraftConfig
 from sglang.srt.configs.model_config import ModelConfig
 
+logger = logging.getLogger(__name__)
+
 _HOOK = "speculative_hook"
+_THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 #: Settings that say something about a draft model.
 _DRAFT_SETTINGS = frozenset(
     {
@@ -125,16 +130,21 @@ def _check_layout(view: ResolvingView, facts: AlgorithmFacts) -> None:
 
 def _resolve_acceptance(view: ResolvingView) -> None:
     """Block verification is a form of rejection sampling; the thresholds are of the other rule."""
+    lowered = [name for name in _THRESHOLDS if getattr(view, name) != 1.0]
     if view.speculative_use_block_verification:
         view.declare(_HOOK, speculative_use_rejection_sampling=True)
-    if not view.speculative_use_rejection_sampling:
-        return
-    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
-        if getattr(view, name) != 1.0:
+    for name in lowered:
+        if view.speculative_use_rejection_sampling:
             raise ValueError(
                 f"{_label(name)} {getattr(view, name)} and {_rejection_flag(view)} cannot be combined: the "
                 "threshold belongs to the other rule of acceptance; leave one of them out"
             )
+        logger.warning(
+            "%s %s is below 1: sampled answers are not distributed as without a draft; leave it out to keep "
+            "them so",
+            _label(name),
+            getattr(view, name),
+        )
 
 
 def _rejection_flag(view: ResolvingView) -> str:

@@ -392,6 +392,15 @@ def test_the_neighbours_of_what_is_refused_resolve(drafting, algorithm, settings
     assert resolution_result(drafting(algorithm, **settings), "speculative_algorithm") == algorithm
 
 
+def test_thresholds_that_change_the_answers_are_announced(drafting, caplog):
+    """Acceptance below 1 is lossy by design; nobody should find that out from the answers."""
+    drafting("EAGLE3")
+    assert not caplog.records
+    drafting("EAGLE3", accept_threshold_acc=0.9)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("--speculative-accept-threshold-acc 0.9 is below 1: sampled answers")
+
+
 def test_a_refused_draft_leaves_nothing_decided(model):
     record = ServerArgs(model_path=str(model()), speculative_algorithm="EAGLE3")
     with pytest.raises(ValueError, match="needs a draft"):

@@ -1,8 +1,9 @@
 """Owns one rank's model and its attention back end, and runs a forward over them.
 
 Built by the tensor-parallel worker, and once more for a draft model. It composes its parts, makes no pool and
-does not sample. It keeps no tensor-parallel group (layers ask the context in the scope that runs) and runs in
-no other placement than its own.
+does not sample. Whether a forward runs eagerly or replays a graph is chosen here, in one place. It keeps no
+tensor-parallel group (layers ask the context in the scope that runs) and runs in no other placement than its
+own.
 """
 
 from __future__ import annotations

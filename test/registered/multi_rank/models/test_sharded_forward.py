@@ -96,8 +96,8 @@ def draw_wildly(rank: int, model: str, width: int, keep_padding: bool = False) -
             parts = [(seq, len(seq.ids) - seq.cached) for seq in seqs]
             result = driver.step(parts, asks=[ask] * 4, decode=step > 0)
             drawn += [token for tokens in result.next_token_ids for token in tokens]
-            for entry in result.output_logprobs or ():
-                assert entry is not None and entry.top is not None
+            for (entry,) in result.output_logprobs or ():
+                assert entry.top is not None
                 listed += [token for _, token in entry.top]
     return {"drawn": drawn, "listed": listed}
 

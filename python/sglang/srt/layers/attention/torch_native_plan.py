@@ -178,7 +178,10 @@ def rows_per_request(batch: ForwardBatch) -> tuple[int, torch.Tensor | None]:
     if spec is None or batch.forward_mode is ForwardMode.EXTEND:
         return 1, None
     newest = spec.width if spec.tail_mask is None else spec.tail_mask.shape[2]
-    if batch.extend_lens != [spec.width] * batch.batch_size or min(batch.seq_lens_list) < newest:
+    if (
+        batch.extend_lens != [spec.width] * batch.batch_size
+        or min(batch.seq_lens_list, default=newest) < newest
+    ):
         raise RuntimeError(
             f"a round of width {spec.width} whose mask covers the newest {newest} keys has requests with "
             f"{batch.extend_lens} rows and {batch.seq_lens_list} keys; each needs {spec.width} rows and at "

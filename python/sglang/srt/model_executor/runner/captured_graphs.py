@@ -53,9 +53,14 @@ class CapturedGraphs:
         self._backend: GraphBackend | None = None
         self._addresses: AddressTable | None = None
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether there are graphs to replay."""
+        return self._backend is not None
+
     def size_for(self, num_requests: int) -> int | None:
         """The size that serves so many requests; None where there is no graph for them."""
-        return None if self._backend is None else size_for(self.sizes, num_requests)
+        return size_for(self.sizes, num_requests) if self.is_captured else None
 
     def capture(self) -> None:
         """Record all sizes, the largest first: later graphs fit into what it leaves free.
@@ -122,11 +127,11 @@ def recapture_all(graphs: Iterable[CapturedGraphs | None]) -> None:
     """Record the graphs of a rank again after a weight update: those of the target first, then of drafts.
 
     Every rank of the target's tensor group calls it, outside any draft scope. All old graphs go before the
-    first new one is made: two generations may not fit. A runner without graphs (None) is skipped and touches
-    no barrier. `RuntimeError` inside a scope.
+    first new one is made: two generations may not fit. A runner without graphs (None, or none captured) is
+    skipped and touches no barrier. `RuntimeError` inside a scope.
     """
     get_parallel().refuse_open_scope("recapture_all()")
-    present = [entry for entry in graphs if entry is not None]
+    present = [entry for entry in graphs if entry is not None and entry.is_captured]
     for entry in present:
         entry.drop()
     gc.collect()

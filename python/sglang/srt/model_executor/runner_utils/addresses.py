@@ -32,16 +32,21 @@ class AddressTable:
 
 def _addresses(model: nn.Module) -> Iterator[tuple[str, int]]:
     """Tensors of modules, and those of plain objects that a module holds (a packed weight, say)."""
+    seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
             held = value if isinstance(value, dict) and name in ("_parameters", "_buffers") else {name: value}
             for key, entry in held.items():
-                yield from _of_value(f"{prefix}.{key}".removeprefix("."), entry)
+                yield from _of_value(f"{prefix}.{key}".removeprefix("."), entry, seen)
 
 
-def _of_value(name: str, value: object) -> Iterator[tuple[str, int]]:
+def _of_value(name: str, value: object, seen: set[int]) -> Iterator[tuple[str, int]]:
+    """What a value holds; `seen` are the objects that were looked into, so that a circle ends."""
     if isinstance(value, torch.Tensor):
         yield name, value.data_ptr() if value.layout is torch.strided else id(value)
-    elif not isinstance(value, nn.Module) and type(value).__module__.startswith("sglang."):
+    elif isinstance(value, nn.Module) or id(value) in seen:
+        return
+    elif type(value).__module__.startswith("sglang."):
+        seen.add(id(value))
         for key, entry in getattr(value, "__dict__", {}).items():
-            yield from _of_value(f"{name}.{key}", entry)
+            yield from _of_value(f"{name}.{key}", entry, seen)

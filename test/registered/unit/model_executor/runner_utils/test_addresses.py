@@ -34,7 +34,12 @@ def test_a_weight_that_is_packed_again_is_named(model):
         table.check(model)
 
 
-def test_a_table_that_is_derived_from_the_configuration_counts_too(model):
+def test_objects_that_hold_each_other_end(model):
+    model.logits_processor.itself = model.logits_processor
+    AddressTable(model).check(model)
+
+
+def test_a_parameter_that_is_made_anew_is_named(model):
     table = AddressTable(model)
     model.model.norm.weight = torch.nn.Parameter(
         model.model.norm.weight.detach().clone(), requires_grad=False

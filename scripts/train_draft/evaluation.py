@@ -84,7 +84,7 @@ class Rounds:
         return newest + emitted
 
     def walk(self, text: Text, right: Sequence[Tensor]) -> None:
-        """All rounds of a text with a chain; `right` as one text of `right_guesses` has it, depth by depth."""
+        """All rounds of a text with a chain; `right` is its part of `right_guesses`, depth by depth."""
         newest = text.prompt_len - 1
         while newest < len(text.ids) - 2:
             newest = self.add(text, newest, _right_at(right, newest - text.prompt_len + 1))

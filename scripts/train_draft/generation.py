@@ -28,7 +28,10 @@ Sink = Callable[[list[Text], list[int]], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How texts are drawn: `sampled_share` of the prompts at `temperature`, the rest greedily."""
+    """How texts are drawn: `sampled_share` of the prompts at `temperature`, the rest greedily.
+
+    Generation ends before the last prompt once the kept texts have `enough` tokens.
+    """
 
     new_tokens: int = 128
     rows: int = 64
@@ -36,14 +39,16 @@ class Plan:
     temperature: float = 0.8
     seed: int = 0
     keep_loops: bool = False
+    enough: int | None = None
     shard_size: int = 64
 
-    def generator(self, index: int) -> torch.Generator | None:
-        """The random numbers of one prompt; None where it is answered greedily.
+    def is_greedy(self, index: int) -> bool:
+        """Is this prompt answered greedily? It hangs on seed and index alone."""
+        return random.Random(f"{self.seed}/{index}").random() >= self.sampled_share
 
-        They hang on seed and index alone, so a text does not depend on what was decoded beside it.
-        """
-        if random.Random(f"{self.seed}/{index}").random() >= self.sampled_share:
+    def generator(self, index: int) -> torch.Generator | None:
+        """The random numbers of one prompt, whatever is decoded beside it; None where it is greedy."""
+        if self.is_greedy(index):
             return None
         return torch.Generator().manual_seed(self.seed * 1_000_003 + index)
 
@@ -98,12 +103,13 @@ class _Generation:
         self.rows: list[_Row | None] = [None] * plan.rows
         self.finished: list[Text] = []
         self.dropped: list[int] = []
-        self.num_done = self.num_dropped = self.num_tokens = 0
+        self.num_done = self.num_dropped = self.num_tokens = self.num_kept = 0
         self.started = time.perf_counter()
 
     def run(self) -> None:
-        """Fill free rows, then decode one token for all of them, until nothing is left."""
-        while self.waiting or any(self.rows):
+        """Fill free rows, then decode one token for all of them, until nothing is left or it is enough."""
+        enough = self.plan.enough
+        while (self.waiting or any(self.rows)) and (enough is None or self.num_kept < enough):
             free = [place for place, row in enumerate(self.rows) if row is None]
             if self.waiting and len(free) >= min(_PROMPTS_TOGETHER, self.plan.rows):
                 self._read_prompts(free)
@@ -176,6 +182,7 @@ class _Generation:
             self.num_dropped += 1
             self.dropped.append(question.index)
             return
+        self.num_kept += len(row.ids) - len(question.ids)
         seen = len(row.ids) - 1
         features, final = self.features[place, :seen].clone(), self.final[place, :seen].clone()
         self.finished.append(
@@ -183,11 +190,13 @@ class _Generation:
         )
 
     def _flush(self) -> None:
+        if not self.finished and not self.dropped:
+            return
         self.sink(self.finished, self.dropped)
         self.finished, self.dropped = [], []
         rate = self.num_tokens / (time.perf_counter() - self.started)
         self.progress(
-            f"generation: {self.num_done} of {self.total} prompts, {self.num_tokens} tokens, "
+            f"generation: {self.num_done} of {self.total} prompts, {self.num_kept} tokens kept, "
             f"{self.num_dropped} loops dropped, {rate:.0f} tokens/s"
         )
 

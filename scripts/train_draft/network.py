@@ -104,7 +104,8 @@ class DraftNetwork:
         )
 
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        tables = rope_table(int(positions.max()) + 1, self.shape.head_dim, self.shape.rope_theta)
+        length = int(positions.max()) + 1 if positions.numel() else 1
+        tables = rope_table(length, self.shape.head_dim, self.shape.rope_theta)
         cos, sin = (table[positions].unsqueeze(-2) for table in tables)
         return rotate(x.unflatten(-1, (-1, self.shape.head_dim)), cos, sin)
 
@@ -137,16 +138,16 @@ def attend(queries: Tensor, prefix: KeysValues, visible: Tensor, own: Sequence[K
     batch, rows, heads, head_dim = queries.shape
     kv_heads = prefix.keys.shape[2]
     # [batch, kv heads, group, rows, head_dim]
-    q = queries.view(batch, rows, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
-    flat = q.reshape(batch, kv_heads, -1, head_dim)
+    q = queries.unflatten(2, (kv_heads, heads // kv_heads)).permute(0, 2, 3, 1, 4)
+    flat = q.flatten(2, 3)
     keys, values = prefix.keys.transpose(1, 2), prefix.values.transpose(1, 2)
-    scores = torch.matmul(flat, keys.transpose(-1, -2)).float().view(*q.shape[:-1], -1)
+    scores = torch.matmul(flat, keys.transpose(-1, -2)).float().view(*q.shape[:-1], keys.shape[2])
     parts = [scores.masked_fill(~visible[:, None, None], float("-inf"))]
     for one in own:
         own_keys = one.keys.transpose(1, 2)[:, :, None].float()  # [batch, kv heads, 1, rows, head_dim]
         parts.append((q.float() * own_keys).sum(-1, keepdim=True))
     weights = (torch.cat(parts, dim=-1) * head_dim**-0.5).softmax(-1)
-    shared = weights[..., : keys.shape[2]].to(values.dtype).reshape(batch, kv_heads, -1, keys.shape[2])
+    shared = weights[..., : keys.shape[2]].to(values.dtype).flatten(2, 3)
     out = torch.matmul(shared, values).view(q.shape).float()
     for depth, one in enumerate(own):
         weight = weights[..., keys.shape[2] + depth, None]

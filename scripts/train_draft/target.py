@@ -80,7 +80,9 @@ class PlainTarget:
         return self.weights[f"model.layers.{layer}.{name}"]
 
     def _fused(self, index: int) -> dict[str, Tensor]:
-        get = lambda name: self.layer_weight(index, name)  # noqa: E731
+        def get(name: str) -> Tensor:
+            return self.layer_weight(index, name)
+
         return {
             "qkv": torch.cat([get(f"self_attn.{part}_proj.weight") for part in "qkv"]),
             "o": get("self_attn.o_proj.weight"),

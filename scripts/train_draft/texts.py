@@ -43,6 +43,15 @@ class Text:
         return len(self.ids) - self.prompt_len
 
 
+@dataclass(frozen=True, slots=True)
+class TextCount:
+    """Kept texts with the tokens of their continuations, and the loops that were dropped."""
+
+    kept: int
+    dropped: int
+    tokens: int
+
+
 class LoopFilter:
     """Says when a continuation has become a loop: some 4-gram stands in it for the fifth time."""
 
@@ -87,6 +96,11 @@ class TextStore:
                 kept |= {row[0] for row in json.loads(shard.metadata()["texts"])}
                 dropped |= set(json.loads(shard.metadata()["dropped"]))
         return kept, dropped
+
+    def count(self) -> TextCount:
+        """The size of the run so far."""
+        kept, dropped = self.done()
+        return TextCount(len(kept), len(dropped), sum(text.num_new for text in self.read()))
 
     def read(self) -> list[Text]:
         """All kept texts, in the order of their prompts."""

@@ -92,7 +92,6 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=recipe.betas, fused=True)
         self.schedule = [batch for epoch in range(recipe.epochs) for batch in self._epoch(epoch)]
         self.step = 0
-        self.seconds = 0.0
         self.log: list[dict[str, float]] = []
 
     def _epoch(self, epoch: int) -> list[list[int]]:
@@ -149,13 +148,11 @@ class Trainer:
             group["lr"] = self.recipe.rate(self.step, len(self.schedule))
         self.optimizer.step()
         self.step += 1
-        seconds = time.perf_counter() - started
-        self.seconds += seconds
         return {
             "loss": float(loss.total.detach()) * loss.rows,
             "accuracy": loss.accuracy * loss.rows,
             "rows": loss.rows,
-            "seconds": seconds,
+            "seconds": time.perf_counter() - started,
         }
 
     def _report(self, sums: dict[str, float], progress: Progress) -> None:
@@ -174,7 +171,6 @@ class Trainer:
         content: dict[str, Any] = {
             "step": self.step,
             "steps": len(self.schedule),
-            "seconds": self.seconds,
             "log": self.log,
             "weights": self.weights,
             "optimizer": self.optimizer.state_dict(),
@@ -197,4 +193,4 @@ class Trainer:
         for name, tensor in self.weights.items():
             tensor.copy_(content["weights"][name])
         self.optimizer.load_state_dict(content["optimizer"])
-        self.step, self.seconds, self.log = content["step"], content["seconds"], content["log"]
+        self.step, self.log = content["step"], content["log"]

@@ -1,4 +1,4 @@
-"""The two scopes in which a draft runs. Draft workers come with their algorithms.
+"""Owns the two scopes in which a draft runs.
 
 Entered by draft workers, which state each time whether their draft owns its attention. Must not take a group
 from a caller: the group to install is the target's, read from the context when the scope is entered.

@@ -7,7 +7,7 @@ register_cpu_ci(est_time=60, suite="server-cpu")
 import pathlib
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -31,11 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def draft(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_random_draft(tmp_path_factory.mktemp("draft"), model, "eagle3", draft_vocab_size=200)
-
-
-@pytest.fixture(scope="module")
 def expected(model: pathlib.Path) -> Iterator[list[list[int]]]:
     with running_server(model, *SMALL) as server:
         yield [ids_of(ask(server, prompt)) for prompt in PROMPTS]
@@ -55,14 +50,18 @@ def states(server: RunningServer) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "eagle"])
 def test_replicas_that_take_turns_leave_each_other_idle_without_harm(
-    model: pathlib.Path, draft: pathlib.Path, expected: list[list[int]]
+    model: pathlib.Path, expected: list[list[int]], tmp_path: pathlib.Path, kind: Literal["eagle3", "eagle"]
 ) -> None:
     """One request at a time, to one replica and then to the other: the idle one has nothing to draft from.
 
-    A reduction over an empty list, or a collective that it leaves out, ends or hangs the whole server.
+    An EAGLE3 draft works inside its replica; an EAGLE draft exchanges rows with the other one in each of its
+    forwards. A reduction over an empty list, or a collective that the idle one leaves out, ends or hangs the
+    whole server.
     """
-    flags = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft))
+    draft = write_random_draft(tmp_path, model, kind)
+    flags = ("--speculative-algorithm", kind.upper(), "--speculative-draft-model-path", str(draft))
     with running_server(model, *SMALL, *T2A2, *flags) as server:
         for turn in range(50):
             found = ask(server, PROMPTS[turn // 2 % 4], routed_dp_rank=turn % 2)

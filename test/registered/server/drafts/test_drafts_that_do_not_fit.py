@@ -2,7 +2,7 @@
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=60, suite="server-cpu")
+register_cpu_ci(est_time=40, suite="server-cpu")
 
 import json
 import pathlib
@@ -101,6 +101,8 @@ def test_a_draft_with_a_padded_head_and_a_shorter_reach_serves_the_answers_of_th
         {"input_ids": list(range(3, 23)), "sampling_params": {**greedy, "max_new_tokens": 25}},
         {"input_ids": list(range(3, 43)), "sampling_params": {**greedy, "max_new_tokens": 100}},
         {"input_ids": list(range(3, 73)), "sampling_params": {**greedy, "max_new_tokens": 30}},
+        # Up to the last position of the model, where no round has room behind it.
+        {"input_ids": list(range(3, 503)), "sampling_params": {**greedy, "max_new_tokens": 12}},
     ]
     small = ("--dtype", "float32", "--max-total-tokens", "2048")
     with running_server(folder / "model", *small) as server:

@@ -7,11 +7,12 @@ shares, the group layout or anything else that it checks.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang.test.lab.messages import RankReport
+from sglang.test.lab.messages import ModelReport, RankReport
 
-_FLOAT32 = 4
+FLOAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def heads_per_rank(heads: int, kv_heads: int, width: int) -> tuple[int, int]:
     group = heads // kv_heads
     if width > kv_heads and width % kv_heads == 0:
         copies = width // kv_heads
-        return _ceil(group, copies), 1
-    kv = _ceil(kv_heads, width)
+        return ceil_div(group, copies), 1
+    kv = ceil_div(kv_heads, width)
     return kv * group, kv
 
 
@@ -85,55 +86,80 @@ def parameter_bytes(shape: ModelShape, layout: Layout) -> int:
     attn_width, width = layout.attn_tp_size, layout.tp_size
     q, kv = heads_per_rank(shape.heads, shape.kv_heads, attn_width)
     attention = (q + 2 * kv) * shape.head_dim * shape.hidden + shape.hidden * q * shape.head_dim
-    feed_forward = 3 * shape.hidden * _ceil(shape.inner, width)
+    feed_forward = 3 * shape.hidden * ceil_div(shape.inner, width)
     norms = 2 * shape.hidden + (2 * shape.head_dim if shape.head_norms else 0)
-    table = _ceil(shape.vocab, attn_width) * shape.hidden
+    table = ceil_div(shape.vocab, attn_width) * shape.hidden
     head_width = attn_width if layout.dp_lm_head else width
     shares_table = shape.tied and head_width == attn_width
-    head = 0 if shares_table else _ceil(shape.vocab, head_width) * shape.hidden
+    head = 0 if shares_table else ceil_div(shape.vocab, head_width) * shape.hidden
     total = shape.layers * (attention + feed_forward + norms) + shape.hidden + table + head
-    return _FLOAT32 * total
+    return FLOAT32 * total
 
 
 def kv_bytes_per_token(shape: ModelShape, layout: Layout) -> int:
     """Keys and values of one token on one rank."""
     _, kv = heads_per_rank(shape.heads, shape.kv_heads, layout.attn_tp_size)
-    return 2 * shape.layers * kv * shape.head_dim * _FLOAT32
+    return 2 * shape.layers * kv * shape.head_dim * FLOAT32
 
 
-def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> dict[str, Counter[str]]:
-    """Calls that the steps and forwards of one rank need, by group; a group of one rank needs none.
+Calls = dict[str, Counter[str]]
 
-    Forwards: attention and the embedding sum over the attention-TP group, unless the replica was idle. The
+
+def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> Calls:
+    """Calls that the steps and forwards of one rank without a draft need, by group."""
+    return by_group(
+        layout,
+        [
+            forward_calls(shape.layers, layout, report.target),
+            {"tp": replica_gathers(layout, report), "attn_tp": broadcasts(report)},
+        ],
+    )
+
+
+def forward_calls(layers: int, layout: Layout, report: ModelReport) -> Calls:
+    """Calls of the forwards of one model.
+
+    Attention and the embedding sum over the attention-TP group, unless the replica was idle. The
     feed-forward of a layer sums over the tensor group; with replicas its rows come from all of them and go
     back: padded rows by all-gather and reduce-scatter (then gathered again inside the replica), exact rows by
     their variable-sized forms, or, where several ranks hold the same rows, by two sums. The head gathers the
     vocabulary, after the rows of all replicas.
-
-    Steps: the leader of an attention-TP group broadcasts its inbox in every step and the result after every
-    forward; replicas exchange their sizes in every step.
     """
     tp: Counter[str] = Counter()
     attn_tp: Counter[str] = Counter()
-    every = sum(report.forwards.values())
-    own = every - report.forwards.get("idle", 0)
-    layers, heads = shape.layers, report.head_calls
-    attn_tp["broadcast_object"] += report.steps + own
-    attn_tp["all_reduce"] += own * (layers + 1)
+    every, heads = report.num_forwards, report.head_calls
+    attn_tp["all_reduce"] += (every - report.num_idle) * (layers + 1)
     (attn_tp if layout.dp_lm_head else tp)["all_gather"] += heads
     if layout.attn_dp_size == 1:
         tp["all_reduce"] += every * layers
+        return {"tp": tp, "attn_tp": attn_tp}
+    equal, exact = report.paddings.get("max_len", 0) * layers, report.paddings.get("sum_len", 0) * layers
+    tp["all_gather"] += equal
+    tp["reduce_scatter"] += equal
+    attn_tp["all_gather"] += equal
+    fetched = 0 if layout.dp_lm_head else heads
+    if layout.attn_tp_size == 1:
+        tp["all_gatherv"] += exact + fetched
+        tp["reduce_scatterv"] += exact
     else:
-        equal, exact = report.paddings.get("max_len", 0) * layers, report.paddings.get("sum_len", 0) * layers
-        tp["all_gather"] += equal + report.steps
-        tp["reduce_scatter"] += equal
-        attn_tp["all_gather"] += equal
-        fetched = 0 if layout.dp_lm_head else heads
-        if layout.attn_tp_size == 1:
-            tp["all_gatherv"] += exact + fetched
-            tp["reduce_scatterv"] += exact
-        else:
-            tp["all_reduce"] += 2 * exact + fetched
+        tp["all_reduce"] += 2 * exact + fetched
+    return {"tp": tp, "attn_tp": attn_tp}
+
+
+def replica_gathers(layout: Layout, report: RankReport, *, each_step: int = 1) -> Counter[str]:
+    """What replicas exchange in every step: their sizes and, with a draft, a vote before."""
+    return Counter(all_gather=each_step * report.steps if layout.attn_dp_size > 1 else 0)
+
+
+def broadcasts(report: RankReport) -> Counter[str]:
+    """The leader of an attention-TP group sends its inbox in every step and the result of every forward."""
+    return Counter(broadcast_object=report.steps + report.target.num_forwards - report.target.num_idle)
+
+
+def by_group(layout: Layout, parts: Sequence[Mapping[str, Counter[str]]]) -> Calls:
+    """The sum of the parts; a group of one rank needs no call."""
+    tp = sum((part.get("tp", Counter()) for part in parts), Counter())
+    attn_tp = sum((part.get("attn_tp", Counter()) for part in parts), Counter())
     if layout.one_group:
         tp, attn_tp = Counter(), attn_tp + tp
     return {
@@ -142,5 +168,5 @@ def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> dic
     }
 
 
-def _ceil(total: int, parts: int) -> int:
+def ceil_div(total: int, parts: int) -> int:
     return -(-total // parts)

@@ -14,7 +14,14 @@ import numpy as np
 from sglang.srt.messages.io_struct import TokenLogprob
 from sglang.test.lab import arithmetic as lab_arithmetic
 from sglang.test.lab.arithmetic import Layout, ModelShape
-from sglang.test.lab.messages import GROUPS, RankReport, RequestReport
+from sglang.test.lab.drafts import LabDraft
+from sglang.test.lab.messages import GROUPS, ModelReport, RankReport, RequestReport
+from sglang.test.lab.round_arithmetic import DraftWork, expected_round_calls
+from sglang.test.lab.round_comparison import (
+    acceptance_problems,
+    placement_problems,
+    round_problems,
+)
 from sglang.test.lab.scenario import CHUNK, SHARED_PREFIX, Placed, Scenario
 
 #: How far a logit may lie from that of one rank.
@@ -65,20 +72,38 @@ def problems_of(
     layout: Layout,
     shape: ModelShape,
     worlds: Sequence[Sequence[RankReport]],
+    *,
+    asked: Sequence[Placed],
+    draft: LabDraft | None = None,
+    is_proof: bool = True,
 ) -> list[str]:
-    """Everything that is wrong with a cell; `worlds` holds the reports in world and rank order."""
-    asked = [asked for phase in scenario.phases(layout.num_replicas) for asked in phase]
+    """Everything that is wrong with a cell; `worlds` holds the reports in world and rank order.
+
+    With `is_proof` the requests `asked` are those that meet every case: `Scenario.phases`.
+    """
+    work = None if draft is None else draft.work(shape)
     found: list[str] = []
     for w, ranks in enumerate(worlds):
         for r, report in enumerate(ranks):
             who = f"world {w} rank {r}"
             replica = layout.replica_rank(w, r)
-            found += (f"{who}: {p}" for p in _memory(layout, shape, report))
-            found += (f"{who}: {p}" for p in _collectives(layout, shape, report))
-            found += (f"{who}: {p}" for p in _coverage(layout, report))
+            found += (f"{who}: {p}" for p in _memory(layout, shape, report.target))
+            found += (f"{who}: {p}" for p in _collectives(layout, shape, report, work))
+            found += (f"{who}: {p}" for p in _coverage(layout, report.target))
+            found += (f"{who}: {p}" for p in placement_problems(layout, r, report.target))
+            if work is not None:
+                found += (f"{who}: draft: {p}" for p in round_problems(work, shape, layout, r, report))
             if layout.is_attn_tp_leader(r):
                 mine = [one for one in asked if one.replica == replica]
-                found += (f"replica {replica}: {p}" for p in _answers(scenario, reference, report, mine))
+                answers = _answers(scenario, reference, report, mine, has_draft=draft is not None)
+                found += (f"replica {replica}: {p}" for p in answers)
+                if is_proof:
+                    found += (f"replica {replica}: {p}" for p in _cases(report, has_draft=draft is not None))
+                if draft is not None:
+                    seeds = {one.rid: scenario.seed_of(one.name) for one in mine}
+                    greedy = {scenario.seed_of(name) for name in scenario.greedy_names}
+                    accepted = acceptance_problems(draft, seeds, greedy, report)
+                    found += (f"replica {replica}: {p}" for p in accepted)
         found += (f"world {w}: {p}" for p in _agreement(layout, ranks))
     return found
 
@@ -86,7 +111,7 @@ def problems_of(
 def furthest_logit(scenario: Scenario, reference: Reference, worlds: Sequence[Sequence[RankReport]]) -> float:
     """The largest distance of a logit from that of one rank, over all that were drawn from."""
     return max(
-        float(np.max(np.abs(draws_of(report, scenario.seed_of(name)) - reference.draws[name]), initial=0.0))
+        _distance(draws_of(report, scenario.seed_of(name)), reference.draws[name])
         for ranks in worlds
         for report in ranks
         for name in scenario.names
@@ -94,8 +119,18 @@ def furthest_logit(scenario: Scenario, reference: Reference, worlds: Sequence[Se
     )
 
 
+def _distance(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest difference; rows that a round drew past the end of a request have no counterpart."""
+    return float(np.max(np.abs(got[: len(want)] - want), initial=0.0))
+
+
 def _answers(
-    scenario: Scenario, reference: Reference, report: RankReport, asked: Sequence[Placed]
+    scenario: Scenario,
+    reference: Reference,
+    report: RankReport,
+    asked: Sequence[Placed],
+    *,
+    has_draft: bool,
 ) -> Iterator[str]:
     unknown = set(report.requests) ^ {one.rid for one in asked}
     if unknown:
@@ -107,9 +142,16 @@ def _answers(
             yield f"{one.name}: ids {got.ids}, one rank gives {want.ids}"
         if got.finish_reason != want.finish_reason:
             yield f"{one.name}: ended by {got.finish_reason}, on one rank by {want.finish_reason}"
-        yield from _logits(one.name, draws_of(report, scenario.seed_of(one.name)), reference.draws[one.name])
+        drawn, expected = draws_of(report, scenario.seed_of(one.name)), reference.draws[one.name]
+        if has_draft:  # the last round may go past the end of the request
+            drawn = drawn[: len(expected)]
+        yield from _logits(one.name, drawn, expected)
         yield from _logprobs(f"{one.name} output", got.output_logprobs, want.output_logprobs)
         yield from _logprobs(f"{one.name} prompt", got.input_logprobs or [], want.input_logprobs or [])
+
+
+def _cases(report: RankReport, *, has_draft: bool) -> Iterator[str]:
+    """Whether the requests of a replica met the cases that the scenario is made for."""
     retracted = sum(request.num_retractions for request in report.requests.values())
     if not retracted:
         yield "nothing was retracted: the crowd fits"
@@ -119,13 +161,15 @@ def _answers(
             yield f"{rid}: {cached} cached tokens, expected a hit of at most {SHARED_PREFIX}"
     if not report.unfinished_prompts:
         yield f"no prompt was computed in chunks of {CHUNK}"
+    if has_draft and not any(nodes == 1 for rounds in report.rounds.values() for nodes, _ in rounds):
+        yield "no round was narrow: the pool always had room for a draft"
 
 
 def _logits(name: str, got: np.ndarray, want: np.ndarray) -> Iterator[str]:
     if got.shape != want.shape:
         yield f"{name}: logits {got.shape}, on one rank {want.shape}"
         return
-    far = float(np.max(np.abs(got - want), initial=0.0))
+    far = _distance(got, want)
     if not far <= LOGIT_TOLERANCE:  # a NaN is far
         step = int(np.argmax(np.max(np.abs(got - want), axis=1)))
         yield f"{name}: logits differ by {far:.3g}, first most at token {step}; at most {LOGIT_TOLERANCE:g}"
@@ -147,7 +191,7 @@ def _flat(entry: TokenLogprob) -> list[float]:
     return [*own, *(value for value, _ in (*(entry.top or ()), *(entry.chosen or ())))]
 
 
-def _memory(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[str]:
+def _memory(layout: Layout, shape: ModelShape, report: ModelReport) -> Iterator[str]:
     want = lab_arithmetic.parameter_bytes(shape, layout)
     if report.parameter_bytes != want:
         yield f"holds {report.parameter_bytes} bytes of weights, its share is {want}"
@@ -156,27 +200,32 @@ def _memory(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[s
         yield f"caches {report.kv_bytes_per_token} bytes a token, its share is {want}"
 
 
-def _collectives(layout: Layout, shape: ModelShape, report: RankReport) -> Iterator[str]:
+def _collectives(
+    layout: Layout, shape: ModelShape, report: RankReport, work: DraftWork | None
+) -> Iterator[str]:
     """Exactly the calls expected, over exactly the groups expected."""
-    expected = lab_arithmetic.expected_calls(shape, layout, report)
+    if work is None:
+        expected = lab_arithmetic.expected_calls(shape, layout, report)
+    else:
+        expected = expected_round_calls(work, shape, layout, report)
     for name in GROUPS:
         got, want = report.calls[name], dict(expected.get(name, {}))
         if got != want:
             yield f"{name} group: {got}, its steps and forwards need {want}"
 
 
-def _coverage(layout: Layout, report: RankReport) -> Iterator[str]:
+def _coverage(layout: Layout, report: ModelReport) -> Iterator[str]:
     """Whether the cell met the cases that the scenario is made for."""
     if layout.attn_dp_size == 1:
-        if report.paddings or report.forwards.get("idle"):
+        if report.paddings or report.num_idle:
             yield f"paddings {report.paddings} and forwards {report.forwards} without attention replicas"
         return
     for padding in ("max_len", "sum_len"):
         if not report.paddings.get(padding):
             yield f"no forward was padded by {padding}: {report.paddings}"
-    if not report.forwards.get("idle"):
+    if not report.num_idle:
         yield f"this replica was never idle: {report.forwards}"
-    if sum(report.paddings.values()) != sum(report.forwards.values()):
+    if sum(report.paddings.values()) != report.num_forwards:
         yield f"paddings {report.paddings} of forwards {report.forwards}: one forward is not sized"
 
 

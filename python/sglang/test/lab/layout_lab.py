@@ -15,12 +15,14 @@ from typing import Any
 
 from sglang.test.lab.arithmetic import Layout, ModelShape
 from sglang.test.lab.comparison import Reference, fitness_problems, furthest_logit, problems_of
+from sglang.test.lab.drafts import LabDraft
 from sglang.test.lab.messages import CellOrder, RankAnswer, RankReport
-from sglang.test.lab.scenario import CHUNK, MAX_RUNNING, POOL_TOKENS, Scenario
+from sglang.test.lab.round_comparison import accept_length
+from sglang.test.lab.scenario import CHUNK, MAX_RUNNING, POOL_TOKENS, Placed, Scenario
 from sglang.test.lab.world import World
 from sglang.test.tiny_models import write_tiny_model
 
-__all__ = ["LLAMA", "MODELS", "QWEN3", "Cell", "CellResult", "LabModel", "Layout", "LayoutLab"]
+__all__ = ["LLAMA", "MODELS", "QWEN3", "Cell", "CellResult", "LabDraft", "LabModel", "Layout", "LayoutLab"]
 
 ONE_RANK = Layout()
 
@@ -78,18 +80,23 @@ MODELS = (LLAMA, QWEN3)
 class Cell:
     """One entry of the matrix.
 
-    Without a bundle ranks are read live from the groups, not stamped. A draft is the same model, built and
-    run in the scope of a draft that owns its attention.
+    Without a bundle ranks are read live from the groups, not stamped. `in_draft_scope`: the model is built
+    and run in the scope of a draft that owns its attention, and nothing is drafted. `draft`: what the target
+    is served with. `takes_turns`: in place of the proof's requests those that replicas get one by one.
     """
 
     layout: Layout
     model: LabModel
     with_bundle: bool = True
-    draft: bool = False
+    in_draft_scope: bool = False
+    draft: LabDraft | None = None
+    takes_turns: bool = False
 
     @property
     def name(self) -> str:
-        suffix = ("" if self.with_bundle else ", live ranks") + (", draft" if self.draft else "")
+        suffix = ("" if self.with_bundle else ", live ranks") + (", draft" if self.in_draft_scope else "")
+        suffix += "" if self.draft is None else f", {self.draft.name}"
+        suffix += ", turns" if self.takes_turns else ""
         return f"{self.model.name}, {self.layout.name}{suffix}"
 
 
@@ -104,10 +111,17 @@ class CellResult:
     steps: int = 0
     #: Largest distance of a logit from that of one rank.
     furthest: float = 0.0
+    #: Mean tokens that a request got out of a round with room for a draft; 0 without rounds.
+    accept_length: float = 0.0
 
     @property
     def passed(self) -> bool:
         return not self.failures and not self.problems
+
+    def line(self) -> str:
+        """One row of a table: seconds, steps, furthest logit, accept length, name."""
+        accepted = f"{self.accept_length:5.2f}" if self.accept_length else "     "
+        return f"{self.seconds:7.2f}  {self.steps:5d}  {self.furthest:8.1e}  {accepted}  {self.name}"
 
     def text(self) -> str:
         """Everything that is wrong."""
@@ -145,7 +159,7 @@ class LayoutLab:
         for w in range(cell.layout.num_worlds):
             self._world(cell.layout.tp_size, w)
         started = time.perf_counter()
-        answers = self._run(cell, fault)
+        answers = self._run(cell, fault, self._phases(cell))
         result = CellResult(cell.name + (f", fault {fault!r}" if fault else ""), 0.0)
         reports = []
         for w, ranks in enumerate(answers):
@@ -160,12 +174,22 @@ class LayoutLab:
             result.steps = max(report.steps for ranks in reports for report in ranks)
             scenario = self._scenario(cell.model)
             layout = cell.layout
-            if cell.draft:
+            if cell.in_draft_scope:
                 layout = layout.of_a_draft()
                 reports = _worlds_of(layout, reports)
-            result.problems = problems_of(scenario, reference, layout, cell.model.shape, reports)
+            result.problems = problems_of(
+                scenario,
+                reference,
+                layout,
+                cell.model.shape,
+                reports,
+                asked=_flat(self._phases(cell)),
+                draft=cell.draft,
+                is_proof=not cell.takes_turns,
+            )
             if not result.problems:
                 result.furthest = furthest_logit(scenario, reference, reports)
+            result.accept_length = accept_length(reports)
         result.seconds = time.perf_counter() - started
         return result
 
@@ -173,7 +197,8 @@ class LayoutLab:
         """The same requests on one rank, run once; refused when it could not tell right from wrong."""
         if model.name not in self._references:
             scenario = self._scenario(model)
-            ((answer,),) = self._run(Cell(ONE_RANK, model), None)
+            phases = [*scenario.phases(1, fills_pool=True), *scenario.turns(1)]
+            ((answer,),) = self._run(Cell(ONE_RANK, model), None, phases)
             if answer.report is None:
                 assert answer.error is not None
                 raise AssertionError(
@@ -183,18 +208,28 @@ class LayoutLab:
             # The arithmetic and the coverage must hold for one rank, too.
             problems = [
                 *fitness_problems(scenario, reference),
-                *problems_of(scenario, reference, ONE_RANK, model.shape, [[answer.report]]),
+                *problems_of(
+                    scenario, reference, ONE_RANK, model.shape, [[answer.report]], asked=_flat(phases)
+                ),
             ]
             if problems:
                 raise AssertionError(f"the reference of {model.name} is unfit:\n" + "\n".join(problems))
             self._references[model.name] = reference
         return self._references[model.name]
 
-    def _run(self, cell: Cell, fault: str | None) -> list[list[RankAnswer]]:
+    def _phases(self, cell: Cell) -> list[list[Placed]]:
+        scenario, replicas = self._scenario(cell.model), cell.layout.num_replicas
+        if cell.takes_turns:
+            return scenario.turns(replicas)
+        return scenario.phases(replicas, fills_pool=cell.draft is not None)
+
+    def _run(
+        self, cell: Cell, fault: str | None, phases: Sequence[Sequence[Placed]]
+    ) -> list[list[RankAnswer]]:
         """Answers by world and rank. All worlds run at the same time; a broken one is ended."""
         worlds = [self._world(cell.layout.tp_size, w) for w in range(cell.layout.num_worlds)]
         for w, world in enumerate(worlds):
-            world.order(self._orders(cell, w, fault))
+            world.order(self._orders(cell, w, fault, phases))
         answers = [world.reports(self._cell_timeout_s) for world in worlds]
         for w, world in enumerate(worlds):
             if world.broken:
@@ -212,9 +247,10 @@ class LayoutLab:
             self.start_seconds.append(time.perf_counter() - started)
         return self._worlds[size, number]
 
-    def _orders(self, cell: Cell, world: int, fault: str | None) -> Sequence[CellOrder]:
+    def _orders(
+        self, cell: Cell, world: int, fault: str | None, phases: Sequence[Sequence[Placed]]
+    ) -> Sequence[CellOrder]:
         layout, scenario = cell.layout, self._scenario(cell.model)
-        phases = scenario.phases(layout.num_replicas)
         fields = self._fields(cell)
         orders = []
         for rank in range(layout.tp_size):
@@ -226,7 +262,7 @@ class LayoutLab:
                     dp_rank=world if layout.num_worlds > 1 else None,
                     with_bundle=cell.with_bundle,
                     is_attn_tp_leader=is_leader,
-                    draft=cell.draft,
+                    in_draft_scope=cell.in_draft_scope,
                     phases=[scenario.inbox(phase, replica) if is_leader else [] for phase in phases],
                     fault=fault,
                 )
@@ -249,6 +285,7 @@ class LayoutLab:
             "dp_size": layout.num_replicas,
             "enable_dp_attention": layout.attn_dp_size > 1,
             "enable_dp_lm_head": layout.dp_lm_head,
+            **({} if cell.draft is None else cell.draft.fields(Path(self._model_path(cell.model)))),
         }
 
     def _model_path(self, model: LabModel) -> str:
@@ -275,6 +312,10 @@ class LayoutLab:
         if vocab not in self._scenarios:
             self._scenarios[vocab] = Scenario(vocab)
         return self._scenarios[vocab]
+
+
+def _flat(phases: Sequence[Sequence[Placed]]) -> list[Placed]:
+    return [asked for phase in phases for asked in phase]
 
 
 def _worlds_of(layout: Layout, reports: Sequence[Sequence[RankReport]]) -> list[list[RankReport]]:

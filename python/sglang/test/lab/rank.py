@@ -13,22 +13,23 @@ import os
 import sys
 import traceback
 from collections import Counter
-from typing import Any
 
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
-from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.distributed import parallel_state
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.messages.io_struct import TokenizedGenerateReqInput
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.processes.model_files import published_model_config, published_tokenizer
 from sglang.srt.processes.rank_config import read_frame, write_frame
-from sglang.srt.runtime_context import SpawnRanks, get_forward, get_parallel, publish
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import spec_utils
+from sglang.srt.speculative.algorithms.eagle import EagleDrafter
+from sglang.srt.speculative.algorithms.served import DRAFTERS
+from sglang.srt.speculative.algorithms.standalone import StandaloneDrafter
+from sglang.srt.speculative.spec_registry import make_worker
+from sglang.srt.speculative.spec_worker import SpecWorker
 from sglang.test.fakes.fake_channel import FakeChannel, answers
 from sglang.test.lab import faults as lab_faults
 from sglang.test.lab import messages as lab_messages
@@ -42,60 +43,10 @@ from sglang.test.lab.messages import (
     RankReport,
     RequestReport,
 )
+from sglang.test.lab.recorders import DrawRecorder, ForwardRecorder, counted_scopes
 
 #: A cell has a few hundred steps; a scheduler that never becomes idle is stopped here.
 MAX_STEPS = 2000
-
-
-class ForwardRecorder:
-    """Wraps a worker's forward and records what it computes, and the logits of each drawn token."""
-
-    def __init__(self, worker: TpModelWorker) -> None:
-        self._forward = worker.model_runner.forward
-        self.vocab_size = worker.vocab_size
-        self.draws: dict[int, list[bytes]] = {}
-        self.forwards: Counter[str] = Counter()
-        self.paddings: Counter[str] = Counter()
-        self.unfinished_prompts = 0
-        self.head_calls = 0
-        worker.model_runner.forward = self.forward  # type: ignore[method-assign]
-
-    def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
-        output = self._forward(batch)
-        self.forwards[batch.forward_mode.value] += 1
-        step = batch.dp_step
-        if step is not None:
-            self.paddings["max_len" if get_forward().dp_max_padding else "sum_len"] += 1
-        self.head_calls += self._head_calls(batch)
-        if batch.forward_mode is ForwardMode.EXTEND and None in batch.sampling_states:
-            self.unfinished_prompts += 1
-        for at, b in enumerate(output.drawing):
-            self._record(batch.sampling_states[b], output.logits[at])
-        return output
-
-    @staticmethod
-    def _head_calls(batch: ForwardBatch) -> int:
-        """How often the head runs for so few rows.
-
-        A head shared by all replicas runs once, the head of one replica once for the rows to draw from and
-        once for the rows of prompts.
-        """
-        if batch.dp_step is not None and not get_parallel().enable_dp_lm_head:
-            return int(sum(batch.dp_step.num_logit_rows) > 0)
-        drawing = sum(row is not None for row in batch.sampling_states)
-        return int(drawing > 0) + int(batch.num_logit_rows > drawing)
-
-    def _record(self, sampling: SamplingState | None, logits: torch.Tensor) -> None:
-        assert sampling is not None
-        drawn = self.draws.setdefault(sampling.seed, [])
-        if sampling.num_output != len(drawn):
-            raise AssertionError(
-                f"the request with seed {sampling.seed} draws token {sampling.num_output}, "
-                f"and {len(drawn)} were drawn"
-            )
-        if tuple(logits.shape) != (self.vocab_size,) or logits.dtype != torch.float32:
-            raise AssertionError(f"logits of {tuple(logits.shape)}, {logits.dtype}; {self.vocab_size} wanted")
-        drawn.append(logits.numpy().tobytes())  # a copy: the sampler writes into its logits
 
 
 def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
@@ -110,30 +61,64 @@ def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
         planted.enter_context(fault.plant())
     model_config = published_model_config()
     channel = FakeChannel() if order.is_attn_tp_leader else None
-    with spec_utils.draft_tp_context(owns_attention=order.draft):
-        worker = TpModelWorker(model_config)
+    with spec_utils.draft_tp_context(owns_attention=order.in_draft_scope):
+        worker = make_worker(model_config, DRAFTERS)
         scheduler = Scheduler(worker, tokenizer=published_tokenizer(model_config), channel=channel)
-    recorder = ForwardRecorder(worker)
+    recorders = _Recorders(worker, order)
     groups = {name: getattr(get_parallel(), f"{name}_group") for name in GROUPS}
     before = {name: Counter(group.calls) for name, group in groups.items()}
+    entries: Counter[str] = Counter()
     steps = 0
-    for phase in order.phases:
-        with spec_utils.draft_tp_context(owns_attention=order.draft):
-            steps += _run_phase(scheduler, channel, phase)
-    draws = {seed: b"".join(rows) for seed, rows in recorder.draws.items()}
-    return RankReport(
+    with counted_scopes(entries):
+        for phase in order.phases:
+            with spec_utils.draft_tp_context(owns_attention=order.in_draft_scope):
+                steps += _run_phase(scheduler, channel, phase)
+    return recorders.report(
         requests={} if channel is None else _reports(channel),
-        draws=draws if order.is_attn_tp_leader else {},
-        vocab_size=recorder.vocab_size,
-        parameter_bytes=parameter_bytes(worker.model_runner.model),
-        kv_bytes_per_token=kv_bytes_per_token(worker),
         calls={name: dict(group.calls - before[name]) for name, group in groups.items()},
-        forwards=dict(recorder.forwards),
-        paddings=dict(recorder.paddings),
-        unfinished_prompts=recorder.unfinished_prompts,
-        head_calls=recorder.head_calls,
         steps=steps,
+        scope_entries=dict(entries),
     )
+
+
+class _Recorders:
+    """What watches the worker of a rank: its target, the draft model if there is one, and the draws."""
+
+    def __init__(self, worker: TpModelWorker | SpecWorker, order: CellOrder) -> None:
+        target = worker.target if isinstance(worker, SpecWorker) else worker
+        self._target = ForwardRecorder(target.model_runner, target.pools.kv, spans_replicas=True)
+        self._draws = DrawRecorder(target.model_runner, worker.vocab_size, is_leader=order.is_attn_tp_leader)
+        self._draft: ForwardRecorder | None = None
+        if isinstance(worker, SpecWorker):
+            self._draws.watch_rounds(worker)
+            drafter = worker.drafter
+            if isinstance(drafter, EagleDrafter | StandaloneDrafter):
+                (pool,) = target.pools.drafts
+                owns = drafter.owns_attention
+                self._draft = ForwardRecorder(drafter._draft.runner, pool, spans_replicas=not owns)
+
+    def report(
+        self,
+        *,
+        requests: dict[str, RequestReport],
+        calls: dict[str, dict[str, int]],
+        steps: int,
+        scope_entries: dict[str, int],
+    ) -> RankReport:
+        """Everything that was measured since the start."""
+        draws = self._draws
+        return RankReport(
+            requests=requests,
+            draws=draws.draws(),
+            vocab_size=draws.vocab_size,
+            target=self._target.report(),
+            draft=None if self._draft is None else self._draft.report(),
+            calls=calls,
+            unfinished_prompts=draws.unfinished_prompts,
+            steps=steps,
+            rounds=draws.rounds,
+            scope_entries=scope_entries,
+        )
 
 
 def _publish(order: CellOrder) -> None:
@@ -169,32 +154,10 @@ def _reports(channel: FakeChannel) -> dict[str, RequestReport]:
             num_retractions=answer.num_retractions,
             output_logprobs=answer.output_logprobs,
             input_logprobs=answer.input_logprobs,
+            num_rounds=0 if answer.spec is None else answer.spec.num_rounds,
         )
         for rid, answer in answers(channel).items()
     }
-
-
-def parameter_bytes(model: torch.nn.Module) -> int:
-    """Bytes of the weights that this rank holds, each unpacked from the form in which it is stored.
-
-    What a layer keeps besides (a second form of the same numbers, rotary tables) is not counted, and a head
-    that shares the table of the embedding counts nothing.
-    """
-    total = sum(parameter.nbytes for parameter in model.parameters())
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.numel() == 0:  # it was packed, and lies in `stored` now
-            packed: Any = module
-            total += packed.stored.unpack().nbytes
-    return total
-
-
-def kv_bytes_per_token(worker: TpModelWorker) -> int:
-    """Bytes of the pool by its number of slots, the reserved page included."""
-    pool = worker.pools.kv
-    slots = pool.size + pool.page_size
-    layers = map(pool.layer, range(pool.spec.num_layers))
-    return sum(layer.nbytes for layer in layers if isinstance(layer, torch.Tensor)) // slots
 
 
 def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> None:

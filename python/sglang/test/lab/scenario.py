@@ -7,6 +7,7 @@ rank is the reference of every layout. It must not know ranks, only replicas.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang.srt.messages.io_struct import TokenizedGenerateReqInput
@@ -27,6 +28,12 @@ _SAMPLED = 2
 _WITH_LOGPROBS = 4
 _CROWD_LENGTHS = (11, 13, 15, 17, 19)
 _CROWD_NEW = 24
+#: Together the whole pool, at whose end no draft has room; and a request that has room all the time.
+_FULL_LENGTH, _FULL_NEW = 97, POOL_TOKENS - 97
+_BESIDE_LENGTH = 6
+#: Requests that come one at a time, now to this replica, now to that one.
+_TURNS, _TURN_LENGTHS, _TURN_NEW = 25, (1, 4, 9, 30), 3
+_UNEVEN_LENGTHS = (4, 8, 3)
 _FIRST_SEED = 11
 
 
@@ -47,7 +54,9 @@ class Scenario:
 
     mixed: odd lengths together, one drawn by temperature and seed, one with prompt logprobs, dealt out to the
     replicas. solo: one replica alone, the others idle: a prompt cut in pieces, then one that shares its
-    prefix. crowd: more than the pool holds on every replica, in another order on each.
+    prefix. full: a request that fills the pool of one replica to its last slot, beside a short one on the
+    next replica. crowd: more than the pool holds on every replica, in another order on each. turn: one short
+    request at a time; at last two on the first replica beside one on the last.
     """
 
     def __init__(self, vocab_size: int, *, seed: int = 0) -> None:
@@ -65,6 +74,12 @@ class Scenario:
         self._add("again", prefix + self._ids(5), 3)
         for place, length in enumerate(_CROWD_LENGTHS):
             self._add(f"crowd{place}", self._ids(length), _CROWD_NEW)
+        self._add("full", self._ids(_FULL_LENGTH), _FULL_NEW)
+        self._add("beside", self._ids(_BESIDE_LENGTH), _FULL_NEW)
+        for place in range(_TURNS):
+            self._add(f"turn{place}", self._ids(_TURN_LENGTHS[place % len(_TURN_LENGTHS)]), _TURN_NEW)
+        for place, length in enumerate(_UNEVEN_LENGTHS):
+            self._add(f"uneven{place}", self._ids(length), _CROWD_NEW)
 
     @property
     def names(self) -> list[str]:
@@ -74,15 +89,24 @@ class Scenario:
     def greedy_names(self) -> list[str]:
         return [name for name, request in self._templates.items() if self._is_greedy(request)]
 
-    def phases(self, replicas: int) -> list[list[Placed]]:
-        """The phases; each runs until nothing is left, then the next one begins."""
+    def phases(self, replicas: int, *, fills_pool: bool = False) -> list[list[Placed]]:
+        """The phases of the proof; each runs until nothing is left, then the next one begins."""
         mixed = [Placed(f"mixed{i}", i % replicas) for i in range(len(_MIXED_LENGTHS))]
         solos = [[Placed(name, r)] for r in range(replicas) for name in ("long", "again")]
+        full = [[Placed("full", r), Placed("beside", (r + 1) % replicas)] for r in range(replicas)]
+        if replicas == 1:  # they would not fit together
+            full = [[Placed("full", 0)], [Placed("beside", 0)]]
         count = len(_CROWD_LENGTHS)
         crowd = [Placed(f"crowd{(i + r) % count}", r) for r in range(replicas) for i in range(count)]
-        return [mixed, *solos, crowd]
+        return [mixed, *solos, *(full if fills_pool else []), crowd]
 
-    def inbox(self, phase: list[Placed], replica: int) -> list[TokenizedGenerateReqInput]:
+    def turns(self, replicas: int) -> list[list[Placed]]:
+        """One request at a time, to one replica after another, and an uneven rest."""
+        turns = [[Placed(f"turn{i}", r)] for i in range(_TURNS) for r in range(replicas)]
+        last = replicas - 1
+        return [*turns, [Placed("uneven0", 0), Placed("uneven1", 0), Placed("uneven2", last)]]
+
+    def inbox(self, phase: Sequence[Placed], replica: int) -> list[TokenizedGenerateReqInput]:
         """What one replica gets of a phase."""
         return [self._request(placed) for placed in phase if placed.replica == replica]
 

@@ -40,14 +40,14 @@ PLANTED = [
     ("one sum skipped by one rank", Cell(TP2, LLAMA), ENDED),
     ("target in the draft scope", Cell(TP2_DP2, LLAMA), BUILT_AS_TARGET),
     ("target in the draft scope", Cell(TP2_DP2_HEAD, QWEN3), BUILT_AS_TARGET),
-    ("draft outside its scope", Cell(TP2_DP2, LLAMA, draft=True), BUILT_AS_DRAFT),
+    ("draft outside its scope", Cell(TP2_DP2, LLAMA, in_draft_scope=True), BUILT_AS_DRAFT),
     # Without the guard: half a vocabulary, which the head refuses; the right shape and wrong numbers; and a
     # forward that waits for what only a target is given.
     ("target in the draft scope, unguarded", Cell(TP2_DP2, LLAMA), "the head is cut over 2 ranks"),
     ("target in the draft scope, unguarded", Cell(TP2_DP2_HEAD, QWEN3), "logits differ by [1-9]"),
     (
         "draft outside its scope, unguarded",
-        Cell(TP2_DP2, LLAMA, draft=True),
+        Cell(TP2_DP2, LLAMA, in_draft_scope=True),
         "needs the step that they agreed",
     ),
 ]

@@ -23,7 +23,7 @@ from sglang.test.lab.arithmetic import (
     parameter_bytes,
 )
 from sglang.test.lab.comparison import Reference, fitness_problems, problems_of
-from sglang.test.lab.messages import GROUPS, RankReport, RequestReport
+from sglang.test.lab.messages import GROUPS, ModelReport, RankReport, RequestReport
 from sglang.test.lab.scenario import Scenario
 
 VOCAB = 301
@@ -44,8 +44,11 @@ LAYOUTS = [Layout(2), Layout(2, 2), Layout(3), Layout(4, 2), Layout(4, 2, dp_lm_
 Reports = list[RankReport]
 
 
-def rank_report(layout: Layout, replica: int, is_leader: bool) -> RankReport:
+def rank_report(layout: Layout, rank: int) -> RankReport:
     """What a rank of the layout reports if everything is right; the logits are drawn from nowhere."""
+    replica = layout.replica_rank(0, rank)
+    seat = rank % layout.attn_tp_size
+    placement = [layout.tp_size, rank, layout.attn_tp_size, seat, layout.attn_dp_size, replica]
     draws = np.random.default_rng(3)
     logits = {name: draws.normal(0.0, 4.0, (5, VOCAB)).astype(np.float32) for name in SCENARIO.names}
     mine = [one for phase in SCENARIO.phases(layout.num_replicas) for one in phase if one.replica == replica]
@@ -62,38 +65,39 @@ def rank_report(layout: Layout, replica: int, is_leader: bool) -> RankReport:
             )
             for one in mine
         },
-        draws={SCENARIO.seed_of(one.name): logits[one.name].tobytes() for one in mine},
+        draws={SCENARIO.seed_of(name): rows.tobytes() for name, rows in logits.items()},
         vocab_size=VOCAB,
-        parameter_bytes=parameter_bytes(SHAPE, layout),
-        kv_bytes_per_token=kv_bytes_per_token(SHAPE, layout),
+        target=ModelReport(
+            parameter_bytes=parameter_bytes(SHAPE, layout),
+            kv_bytes_per_token=kv_bytes_per_token(SHAPE, layout),
+            forwards={"extend": 10, "decode x1": 20},
+            head_calls=25,
+            placements={"extend": placement, "decode x1": placement},
+        ),
         calls={},
-        forwards={"extend": 10, "decode": 20},
-        paddings={},
         unfinished_prompts=2,
-        head_calls=25,
         steps=40,
     )
-    if not is_leader:
+    if not layout.is_attn_tp_leader(rank):
         report.requests, report.draws = {}, {}
     if layout.attn_dp_size > 1:
-        report.forwards["idle"], report.paddings = 4, {"max_len": 20, "sum_len": 14}
+        report.target.forwards |= {"idle extend": 1, "idle x1": 3}
+        report.target.paddings = {"max_len": 20, "sum_len": 14}
     expected = expected_calls(SHAPE, layout, report)
     report.calls = {name: dict(expected.get(name, {})) for name in GROUPS}
     return report
 
 
 def rank_reports(layout: Layout) -> Reports:
-    return [
-        rank_report(layout, layout.replica_rank(0, r), layout.is_attn_tp_leader(r))
-        for r in range(layout.tp_size)
-    ]
+    return [rank_report(layout, rank) for rank in range(layout.tp_size)]
 
 
-REFERENCE = Reference.of(SCENARIO, rank_report(ONE, 0, is_leader=True))
+REFERENCE = Reference.of(SCENARIO, rank_report(ONE, 0))
 
 
 def problems(layout: Layout, ranks: Reports) -> list[str]:
-    return problems_of(SCENARIO, REFERENCE, layout, SHAPE, [ranks])
+    asked = [one for phase in SCENARIO.phases(layout.num_replicas) for one in phase]
+    return problems_of(SCENARIO, REFERENCE, layout, SHAPE, [ranks], asked=asked)
 
 
 @pytest.mark.parametrize("layout", [ONE, *LAYOUTS], ids=lambda layout: layout.name)
@@ -116,6 +120,14 @@ def _add(logits: np.ndarray, value: float) -> None:
     logits[17] += value
 
 
+def _more(report: object, name: str, more: int) -> None:
+    setattr(report, name, getattr(report, name) + more)
+
+
+def _never_idle(report: ModelReport) -> None:
+    report.forwards = {name: n for name, n in report.forwards.items() if not name.startswith("idle")}
+
+
 WRONG: list[tuple[str, Callable[[Reports], object]]] = [
     ("mixed0: ids", lambda ranks: ranks[0].requests["mixed0@0"].ids.append(4)),
     ("mixed0: logits differ", lambda ranks: _logits(ranks, lambda logits: _add(logits, 2e-4))),
@@ -128,18 +140,19 @@ WRONG: list[tuple[str, Callable[[Reports], object]]] = [
     ("again@0: 0 cached", lambda ranks: setattr(ranks[0].requests["again@0"], "cached_tokens", 0)),
     ("nothing was retracted", lambda ranks: setattr(ranks[0].requests["crowd1@0"], "num_retractions", 0)),
     ("no prompt was computed in chunks", lambda ranks: setattr(ranks[0], "unfinished_prompts", 0)),
-    ("rank 3: holds", lambda ranks: setattr(ranks[3], "parameter_bytes", ranks[3].parameter_bytes + 4)),
-    ("rank 3: caches", lambda ranks: setattr(ranks[3], "kv_bytes_per_token", 512)),
+    ("rank 3: holds", lambda ranks: _more(ranks[3].target, "parameter_bytes", 4)),
+    ("rank 3: caches", lambda ranks: _more(ranks[3].target, "kv_bytes_per_token", 4)),
+    ("rank 3: forward 'extend' read", lambda ranks: ranks[3].target.placements["extend"].reverse()),
     ("rank 3: tp group", lambda ranks: ranks[3].calls["tp"].update(all_reduce=1)),
     ("rank 3: attn_tp group: {}", lambda ranks: ranks[3].calls["attn_tp"].clear()),
     ("rank 3: moe_tp group", lambda ranks: ranks[3].calls["moe_tp"].update(all_reduce=1)),
     ("rank 3: world group", lambda ranks: ranks[3].calls["world"].update(barrier=1)),
     ("tp group from rank 0 on", lambda ranks: ranks[3].calls["tp"].update(all_reduce=1)),
     ("steps differ", lambda ranks: setattr(ranks[3], "steps", 41)),
-    ("by max_len", lambda ranks: ranks[3].paddings.pop("max_len")),
-    ("by sum_len", lambda ranks: ranks[3].paddings.pop("sum_len")),
-    ("never idle", lambda ranks: ranks[3].forwards.pop("idle")),
-    ("not sized", lambda ranks: ranks[3].forwards.update(idle=5)),
+    ("by max_len", lambda ranks: ranks[3].target.paddings.pop("max_len")),
+    ("by sum_len", lambda ranks: ranks[3].target.paddings.pop("sum_len")),
+    ("never idle", lambda ranks: _never_idle(ranks[3].target)),
+    ("not sized", lambda ranks: ranks[3].target.forwards.update({"idle x1": 5})),
 ]
 
 
@@ -172,25 +185,31 @@ def test_a_reference_that_could_go_either_way_is_refused() -> None:
     )
 
 
-def test_the_scenario_keeps_its_promises() -> None:
-    """Every replica has a solo and a crowd, no seed twice, and names mean the same requests everywhere."""
-    for replicas in (1, 2, 4):
-        mixed, *solos, crowd = SCENARIO.phases(replicas)
-        assert len(solos) == 2 * replicas and all(len({one.replica for one in solo}) == 1 for solo in solos)
-        for phase in (mixed, crowd):
-            assert {one.replica for one in phase} == set(range(replicas))
-        asked = [one for phase in SCENARIO.phases(replicas) for one in phase]
-        assert {one.name for one in asked} == set(SCENARIO.names)
-        sent = [
-            request
-            for phase in SCENARIO.phases(replicas)
-            for r in range(replicas)
-            for request in SCENARIO.inbox(phase, r)
-        ]
-        assert sorted(request.rid for request in sent) == sorted(one.rid for one in asked)
-        for request in sent:
-            name = request.rid.partition("@")[0]
-            assert request.sampling_params.sampling_seed == SCENARIO.seed_of(name)
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_the_scenario_keeps_its_promises(replicas: int) -> None:
+    """Every replica has a solo, a full pool and a crowd; a phase of turns keeps but one replica busy."""
+    mixed, *solos, crowd = SCENARIO.phases(replicas)
+    assert len(solos) == 2 * replicas and all(len({one.replica for one in solo}) == 1 for solo in solos)
+    for phase in (mixed, crowd):
+        assert {one.replica for one in phase} == set(range(replicas))
+    full = [phase for phase in SCENARIO.phases(replicas, fills_pool=True) if phase[0].name == "full"]
+    assert [phase[0].replica for phase in full] == list(range(replicas))
+    *turns, uneven = SCENARIO.turns(replicas)
+    assert len(turns) == 25 * replicas and all(len(phase) == 1 for phase in turns)
+    assert [phase[0].replica for phase in turns] == list(range(replicas)) * 25
+    assert [one.replica for one in uneven] == [0, 0, replicas - 1]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_names_mean_the_same_requests_everywhere(replicas: int) -> None:
+    phases = [*SCENARIO.phases(replicas, fills_pool=True), *SCENARIO.turns(replicas)]
+    asked = [one for phase in phases for one in phase]
+    assert {one.name for one in asked} == set(SCENARIO.names)
+    sent = [request for phase in phases for r in range(replicas) for request in SCENARIO.inbox(phase, r)]
+    assert sorted(request.rid for request in sent) == sorted({one.rid for one in asked})
+    for request in sent:
+        name = request.rid.partition("@")[0]
+        assert request.sampling_params.sampling_seed == SCENARIO.seed_of(name)
     assert len({SCENARIO.seed_of(name) for name in SCENARIO.names}) == len(SCENARIO.names)
 
 

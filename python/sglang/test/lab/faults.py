@@ -1,7 +1,7 @@
 """Owns the mistakes that the layout lab can plant into product code, inside a rank process, by name.
 
-Planted by `rank` around a cell; a test asserts that each is noticed. A fault replaces a name of the product
-for the length of a block, and must not change the lab.
+Planted by `rank` around a cell, as those of drafts are (`draft_faults`); a test asserts that each is noticed.
+A fault replaces a name of the product for the length of a block, and must not change the lab.
 """
 
 from __future__ import annotations
@@ -36,17 +36,8 @@ class Fault:
     before_publish: bool = False
 
 
-def find(name: str | None) -> Fault | None:
-    """The fault of that name; None for no fault."""
-    if name is None:
-        return None
-    if name not in _FAULTS:
-        raise ValueError(f"fault {name!r} is not one of {', '.join(_FAULTS)}")
-    return _FAULTS[name]
-
-
 @contextmanager
-def _replaced(*places: tuple[Any, str], by: Any) -> Iterator[None]:
+def replaced(*places: tuple[Any, str], by: Any) -> Iterator[None]:
     """One object in place of the same name in several modules, for a block."""
     with ExitStack() as stack:
         for module, name in places:
@@ -62,7 +53,7 @@ def _getter_off_by_one(getter: str) -> Iterator[None]:
     def wrong() -> int:
         return (right() + 1) % get_parallel().tp_size
 
-    with _replaced((parallel_state, getter), by=wrong):
+    with replaced((parallel_state, getter), by=wrong):
         yield
 
 
@@ -75,7 +66,7 @@ def _layers_get_the_rank_below() -> Iterator[None]:
         rank, width = right(axis)
         return max(rank - 1, 0), width
 
-    with _replaced((linear, "axis_place"), (vocab_parallel_embedding, "axis_place"), by=wrong):
+    with replaced((linear, "axis_place"), (vocab_parallel_embedding, "axis_place"), by=wrong):
         yield
 
 
@@ -89,7 +80,7 @@ def _stamp_off_by_one() -> Iterator[None]:
         place = (ranks.attn_tp_rank + 1) % seat["attn_tp_size"]
         return widths.AttentionRanks(ranks.attn_dp_rank, ranks.attn_cp_rank, place, ranks.dcp_rank)
 
-    with _replaced((publication, "derive_attention_ranks"), by=wrong):
+    with replaced((publication, "derive_attention_ranks"), by=wrong):
         yield
 
 
@@ -97,7 +88,7 @@ def _stamp_off_by_one() -> Iterator[None]:
 def _attention_cut_by_tp_size() -> Iterator[None]:
     """Attention layers take rank and width of the tensor group."""
     right = linear.axis_place
-    with _replaced((linear, "axis_place"), by=lambda axis: right("tp")):
+    with replaced((linear, "axis_place"), by=lambda axis: right("tp")):
         yield
 
 
@@ -105,20 +96,20 @@ def _attention_cut_by_tp_size() -> Iterator[None]:
 def _attention_summed_over_tp() -> Iterator[None]:
     """The output projection reduces over the tensor group."""
     wrong = communication_op.tensor_model_parallel_all_reduce
-    with _replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
+    with replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
         yield
 
 
 @contextmanager
 def _everything_here() -> Iterator[None]:
     """Each rank loads the whole model and sums with none: right answers, but nothing is shared out."""
-    sums = _replaced(
+    sums = replaced(
         (linear, "attention_tensor_parallel_all_reduce"),
         (vocab_parallel_embedding, "attention_tensor_parallel_all_reduce"),
         (communicator, "tensor_model_parallel_all_reduce"),
         by=lambda tensor: tensor,
     )
-    places = _replaced(
+    places = replaced(
         (linear, "axis_place"), (vocab_parallel_embedding, "axis_place"), by=lambda axis: (0, 1)
     )
     with sums, places:
@@ -139,7 +130,7 @@ def _one_sum_skipped(everywhere: bool) -> Iterator[None]:
                 return tensor
         return right(group, tensor, op)
 
-    with _replaced((GroupCoordinator, "all_reduce"), by=wrong):
+    with replaced((GroupCoordinator, "all_reduce"), by=wrong):
         yield
 
 
@@ -153,7 +144,7 @@ def _destroyed_group_kept() -> Iterator[None]:
             kept.append(get_parallel().attn_tp_group)
         return kept[0].all_reduce(tensor)
 
-    with _replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
+    with replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
         yield
 
 
@@ -172,14 +163,14 @@ def _living_group_kept() -> Iterator[None]:
         get_parallel().attn_tp_group.calls["all_reduce"] += 1
         return kept.all_reduce(tensor)
 
-    with _replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
+    with replaced((linear, "attention_tensor_parallel_all_reduce"), by=wrong):
         yield
 
 
 @contextmanager
 def _guard(on: bool) -> Iterator[None]:
     """Runners compare their placement, or do not; without it the answers show what the guard is for."""
-    with _replaced((ParallelState, "check_in_force"), by=lambda placement: None) if not on else nullcontext():
+    with replaced((ParallelState, "check_in_force"), by=lambda placement: None) if not on else nullcontext():
         yield
 
 
@@ -192,7 +183,7 @@ def _target_in_the_draft_scope(guarded: bool) -> Iterator[None]:
         with spec_utils.draft_tp_context(owns_attention=True):
             return right(runner, batch)
 
-    with _guard(guarded), _replaced((ModelRunner, "forward"), by=wrong):
+    with _guard(guarded), replaced((ModelRunner, "forward"), by=wrong):
         yield
 
 
@@ -208,11 +199,11 @@ def _draft_outside_its_scope(guarded: bool) -> Iterator[None]:
         entered = True
         return scope
 
-    with _guard(guarded), _replaced((spec_utils, "draft_tp_context"), by=wrong):
+    with _guard(guarded), replaced((spec_utils, "draft_tp_context"), by=wrong):
         yield
 
 
-_FAULTS: dict[str, Fault] = {
+FAULTS: dict[str, Fault] = {
     "live tp rank off by one": Fault(lambda: _getter_off_by_one("get_tensor_model_parallel_rank")),
     "live attention rank off by one": Fault(
         lambda: _getter_off_by_one("get_attn_tensor_model_parallel_rank")
@@ -231,4 +222,3 @@ _FAULTS: dict[str, Fault] = {
     "a stale copy of a destroyed group": Fault(_destroyed_group_kept),
     "a stale copy of a group that still works": Fault(_living_group_kept),
 }
-FAULTS = tuple(_FAULTS)

@@ -31,7 +31,7 @@ from sglang.srt.speculative.algorithms.standalone import StandaloneDrafter
 from sglang.srt.speculative.spec_registry import make_worker
 from sglang.srt.speculative.spec_worker import SpecWorker
 from sglang.test.fakes.fake_channel import FakeChannel, answers
-from sglang.test.lab import faults as lab_faults
+from sglang.test.lab import draft_faults, faults
 from sglang.test.lab import messages as lab_messages
 from sglang.test.lab.messages import (
     GROUPS,
@@ -48,11 +48,13 @@ from sglang.test.lab.recorders import DrawRecorder, ForwardRecorder, counted_sco
 #: A cell has a few hundred steps; a scheduler that never becomes idle is stopped here.
 MAX_STEPS = 2000
 
+_FAULTS = {**faults.FAULTS, **draft_faults.FAULTS}
+
 
 def run_cell(order: CellOrder, planted: contextlib.ExitStack) -> RankReport:
     """Build the layout anew, load the model, run all phases, and count."""
     parallel_state.destroy_model_parallel()
-    fault = lab_faults.find(order.fault)
+    fault = None if order.fault is None else _FAULTS[order.fault]
     if fault is not None and fault.before_publish:
         planted.enter_context(fault.plant())
     _publish(order)

@@ -126,6 +126,8 @@ class DrawRecorder:
             proposal: Proposal, logits: torch.Tensor, states: Sequence[SamplingState]
         ) -> list[Accepted]:
             accepted = accept(proposal, logits, states)
+            if not self._is_leader:  # it should not have been asked
+                return accepted
             num_nodes = proposal.tree.num_nodes
             for b, (one, state) in enumerate(zip(accepted, states, strict=True)):
                 for j, node in enumerate(one.path):

@@ -14,7 +14,18 @@ from collections.abc import Iterator
 import pytest
 
 from sglang.test.lab.draft_matrix import DRAFTS, LAYOUTS, all_cells, pairwise_cells
-from sglang.test.lab.layout_lab import MODELS, Cell, CellResult, LayoutLab
+from sglang.test.lab.layout_lab import (
+    LLAMA,
+    MODELS,
+    QWEN3,
+    Cell,
+    CellResult,
+    LabDraft,
+    Layout,
+    LayoutLab,
+)
+
+REPLICAS = Layout(tp_size=2, attn_dp_size=2)
 
 #: What must have run, spelled out: a cell that the generator leaves out is missed here.
 PROVEN = [
@@ -65,6 +76,23 @@ def test_the_cells_are_every_layout_with_every_draft() -> None:
 def test_a_draft_changes_nothing_in_any_layout(lab: LayoutLab, cell: Cell) -> None:
     result = _RESULTS[cell.name] = lab.run(cell)
     assert result.passed, result.text()
+
+
+@pytest.mark.parametrize(
+    "draft", [LabDraft("EAGLE", is_tree=True), LabDraft("EAGLE3")], ids=lambda it: it.name
+)
+def test_replicas_that_are_idle_in_turn_take_part(lab: LayoutLab, draft: LabDraft) -> None:
+    """One request at a time, now to this replica, now to that one: 50 times one of the two is idle."""
+    result = lab.run(Cell(REPLICAS, LLAMA, draft=draft, takes_turns=True))
+    assert result.passed, result.text()
+
+
+@pytest.mark.parametrize("layout", [Layout(tp_size=2), REPLICAS], ids=lambda layout: layout.name)
+def test_an_oracle_is_always_believed_with_and_without_replicas(lab: LayoutLab, layout: Layout) -> None:
+    """All requests are greedy here, and the texts are those of one rank: three drafts and one token more."""
+    result = lab.run(Cell(layout, QWEN3, draft=LabDraft("STANDALONE"), takes_turns=True))
+    assert result.passed, result.text()
+    assert result.accept_length == 4.0
 
 
 def test_the_matrix_ran_every_cell_on_worlds_that_were_started_once(

@@ -39,7 +39,7 @@ class CellOrder(msgspec.Struct, kw_only=True):
     #: The worker is a draft that owns its attention: built and run in that scope.
     in_draft_scope: bool = False
     phases: list[list[TokenizedGenerateReqInput]]
-    #: Name of the fault to plant, in `faults` or `draft_faults`; it stays planted until an order names another,
+    #: Name of the fault to plant, in `faults` or `draft_faults`; it stays until an order names another one,
     #: or none.
     fault: str | None = None
 

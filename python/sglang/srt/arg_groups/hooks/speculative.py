@@ -145,6 +145,12 @@ def _resolve_acceptance(view: ResolvingView) -> None:
             _label(name),
             getattr(view, name),
         )
+    if view.speculative_use_rejection_sampling and view.speculative_adaptive:
+        logger.warning(
+            "%s draws by the rounds that a request had, and with --speculative-adaptive these depend on its "
+            "neighbours: a seed does not repeat its text; leave one of them out where it must",
+            _rejection_flag(view),
+        )
 
 
 def _rejection_flag(view: ResolvingView) -> str:

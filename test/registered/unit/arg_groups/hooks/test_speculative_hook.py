@@ -401,6 +401,21 @@ def test_thresholds_that_change_the_answers_are_announced(drafting, caplog):
     assert line.startswith("--speculative-accept-threshold-acc 0.9 is below 1: sampled answers")
 
 
+@pytest.mark.parametrize("switch", ["rejection-sampling", "block-verification"])
+def test_a_seed_that_neighbours_can_change_is_announced(drafting, caplog, switch):
+    """Depths follow the batch, and these rules draw by depth: a seed would change its text unannounced."""
+    rule = {"use_" + switch.replace("-", "_"): True}
+    drafting("EAGLE", adaptive=True)
+    drafting("EAGLE", **rule)
+    assert not caplog.records
+    drafting("EAGLE", adaptive=True, **rule)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert (
+        line.startswith(f"--speculative-use-{switch} draws by the rounds")
+        and "--speculative-adaptive" in line
+    )
+
+
 def test_a_refused_draft_leaves_nothing_decided(model):
     record = ServerArgs(model_path=str(model()), speculative_algorithm="EAGLE3")
     with pytest.raises(ValueError, match="needs a draft"):

@@ -76,6 +76,7 @@ def _prompts() -> dict[str, list[int]]:
     # b shares most of a; the whole of c lies in a, so that all of it but its last token may be cached.
     found["b"] = found["a"][:33] + found["e"][:7]
     found["c"] = found["a"][:33]
+    found["long"] = [rng.randrange(5, VOCAB_SIZE) for _ in range(70)]
     return found
 
 
@@ -85,10 +86,14 @@ PROMPTS = _prompts()
 TRUTH_LENGTH = 36
 
 
-def ask(name: str, max_new_tokens: int = 16, **fields: Any) -> TokenizedGenerateReqInput:
-    """A greedy request for the prompt of this name, with all kinds of log-probabilities."""
+def ask(rid: str, max_new_tokens: int = 16, **fields: Any) -> TokenizedGenerateReqInput:
+    """A greedy request with all kinds of log-probabilities.
+
+    Its prompt is the one named by `rid`, up to a slash.
+    """
     defaults = {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [7, 300]}
-    return make_request(name, PROMPTS[name], max_new_tokens, **{"ignore_eos": True, **defaults, **fields})
+    prompt = PROMPTS[rid.partition("/")[0]]
+    return make_request(rid, prompt, max_new_tokens, **{"ignore_eos": True, **defaults, **fields})
 
 
 @dataclass(frozen=True)

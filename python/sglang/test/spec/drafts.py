@@ -38,7 +38,8 @@ _EAGLE_KINDS: dict[str, Literal["eagle", "eagle3"]] = {"EAGLE": "eagle", "EAGLE3
 class DraftShelf:
     """The drafts for the model in folder `target`, each made when it is first asked for.
 
-    `truth` is what the model answers to each prompt, by name, further than any test goes.
+    `truth` is what the model answers to each prompt, by name, further than any test goes. The rid of a
+    request is the name of its prompt, or begins with it and a slash.
     """
 
     def __init__(
@@ -64,15 +65,15 @@ class DraftShelf:
             return fields | {"speculative_draft_model_path": str(self._standalone(draft))}
         return fields
 
-    def prepare(self, stage: Stage, algorithm: str, draft: str) -> None:
-        """What a draft needs once its scheduler stands: an oracle's knowledge, a corpus."""
+    def prepare(self, stage: Stage, algorithm: str, draft: str, texts: Mapping[str, Sequence[int]]) -> None:
+        """What a draft needs once its scheduler stands: a corpus, or `texts` by rid for an oracle to know."""
         worker = stage.scheduler.worker
         assert isinstance(worker, SpecWorker)
         if algorithm == "NGRAM":
             assert isinstance(worker.drafter, NgramDrafter)
-            self._fill_corpus(worker.drafter, draft)
+            self._fill_corpus(worker.drafter, draft, texts)
         elif draft == "oracle" and algorithm in _EAGLE_KINDS:
-            make_oracle(stage, self._truth)
+            make_oracle(stage, texts)
 
     def _eagle(self, algorithm: str, draft: str) -> pathlib.Path:
         folder, kind = self._folder / f"{algorithm}-{draft}", _EAGLE_KINDS[algorithm]
@@ -98,7 +99,7 @@ class DraftShelf:
             return write_tiny_model(folder, seed=77)
         return write_noisy_model(folder, self._target, _NOISE)
 
-    def _fill_corpus(self, drafter: NgramDrafter, draft: str) -> None:
+    def _fill_corpus(self, drafter: NgramDrafter, draft: str, texts: Mapping[str, Sequence[int]]) -> None:
         """An oracle has seen all texts, a trained corpus their beginnings and noise, a random one noise."""
         if draft != "oracle":
             rng = random.Random(5)
@@ -106,8 +107,9 @@ class DraftShelf:
                 noise = [rng.randrange(5, 512) for _ in range(8)]
                 drafter._corpus.insert(noise, len(noise))
         if draft != "random":
-            for name, prompt in self._prompts.items():
-                text = self._truth[name][: None if draft == "oracle" else TRAINED_LENGTH]
+            for rid, known in texts.items():
+                prompt = self._prompts[rid.partition("/")[0]]
+                text = known[: None if draft == "oracle" else TRAINED_LENGTH]
                 drafter._corpus.insert([*prompt[-drafter.num_recent_ids :], *text], len(text))
 
 
@@ -137,7 +139,7 @@ def write_short_draft(
 def make_oracle(stage: Stage, truth: Mapping[str, Sequence[int]]) -> None:
     """Let the drafter of a scheduler know the texts: along one path of each tree it proposes what follows.
 
-    `truth` is by the name of the request. Where it ends, the draft's own proposals stand.
+    `truth` is by rid. Where it says nothing, the draft's own proposals stand.
     """
     worker = stage.scheduler.worker
     assert isinstance(worker, SpecWorker)
@@ -148,7 +150,7 @@ def make_oracle(stage: Stage, truth: Mapping[str, Sequence[int]]) -> None:
         running = {req.req_pool_idx: req for req in stage.scheduler.queues.running}
         for b, row in enumerate(round.req_pool_indices.tolist()):
             req = running[row]
-            _put_along_a_path(proposal.tree, b, truth[req.rid][len(req.output_ids) :])
+            _put_along_a_path(proposal.tree, b, truth.get(req.rid, ())[len(req.output_ids) :])
         return proposal
 
     worker.drafter.propose = right  # type: ignore[method-assign]

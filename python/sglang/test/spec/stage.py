@@ -7,7 +7,6 @@ what is compared.
 from __future__ import annotations
 
 import contextlib
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +14,12 @@ import torch
 
 from sglang.srt.arg_groups.hooks.pipeline import resolve
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
-from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import parallel_state
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.stop_matcher import StopTokenizer
 from sglang.srt.messages.io_struct import Message
+from sglang.srt.processes.model_files import published_model_config
 from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.algorithms.served import DRAFTERS
@@ -33,14 +32,12 @@ from sglang.test.fakes.scheduler_driver import checked_step
 class Stage:
     """One scheduler and what was sent to it.
 
-    `num_rounds` and `num_proposed` are counted where the target runs: requests in verify forwards, and the
-    nodes there beside their roots.
+    `verifies` is noted where the target runs: requests and nodes of each verify forward.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.num_rounds = 0
-        self.num_proposed = 0
+        self.verifies: list[tuple[int, int]] = []
         if isinstance(scheduler.worker, SpecWorker):
             self._count_verifies(scheduler.worker)
 
@@ -59,6 +56,16 @@ class Stage:
             if not checked_step(self.scheduler) and not self._channel.inbox:
                 return answers(self._channel)
         raise AssertionError(f"not done after {max_steps} steps")
+
+    @property
+    def num_rounds(self) -> int:
+        """Verifies of one request each."""
+        return sum(requests for requests, _ in self.verifies)
+
+    @property
+    def num_proposed(self) -> int:
+        """Nodes that were verified, without their roots."""
+        return sum(requests * (nodes - 1) for requests, nodes in self.verifies)
 
     def check_empty(self) -> None:
         """Nothing is held for a request, and without its cache the whole pool is free."""
@@ -82,25 +89,22 @@ class Stage:
         def counted(batch: ForwardBatch) -> LogitsProcessorOutput:
             if batch.forward_mode is ForwardMode.TARGET_VERIFY:
                 assert batch.spec is not None
-                self.num_rounds += batch.batch_size
-                self.num_proposed += batch.batch_size * (batch.spec.width - 1)
+                self.verifies.append((batch.batch_size, batch.spec.width))
             return forward(batch)
 
         runner.forward = counted  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
-def tiny_stage(
-    model: pathlib.Path, *, tokenizer: StopTokenizer | None = None, **server_args_fields: Any
-) -> Iterator[Stage]:
+def tiny_stage(*, tokenizer: StopTokenizer | None = None, **server_args_fields: Any) -> Iterator[Stage]:
     """A scheduler with these fields for the length of a block; float32, one rank, one thread."""
-    record = ServerArgs(model_path=str(model), dtype="float32", **server_args_fields)
+    record = ServerArgs(dtype="float32", **server_args_fields)
     resolve(record)
     try:
         publish(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None))
         parallel_state.init_distributed_environment()
         parallel_state.initialize_model_parallel()
-        worker = make_worker(ModelConfig.from_path(str(model)), DRAFTERS)
+        worker = make_worker(published_model_config(), DRAFTERS)
         torch.set_num_threads(1)  # a tiny model gains nothing from threads, and test machines are busy
         yield Stage(Scheduler(worker, tokenizer=tokenizer, channel=FakeChannel()))
     finally:

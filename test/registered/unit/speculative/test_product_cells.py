@@ -6,11 +6,9 @@ shows on one side or the other.
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=75, suite="unit-cpu")
+register_cpu_ci(est_time=55, suite="unit-cpu")
 
-import contextlib
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,59 +22,14 @@ from sglang.srt.speculative.accept import Accepted, follow, path_logprobs
 from sglang.srt.speculative.base_spec_worker import Proposal
 from sglang.srt.speculative.spec_worker import SpecWorker
 from sglang.test.fakes.fake_channel import Answer
-from sglang.test.spec.cells import (
-    PROMPTS,
-    SITUATIONS,
-    TRUTH_LENGTH,
-    Cell,
-    all_cells,
-    ask,
-    close_calls,
-    differences,
-    shape_fields,
-)
-from sglang.test.spec.drafts import DraftShelf
-from sglang.test.spec.stage import Stage, tiny_stage
-from sglang.test.tiny_models import write_tiny_model
-
-POOL = {"max_total_tokens": 512, "max_running_requests": 8}
-
-
-class Lab:
-    """The target, its drafts, and what it answers without one."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.target = write_tiny_model(folder / "target", num_layers=4, seed=5)
-        with tiny_stage(self.target, disable_radix_cache=True, **POOL) as stage:
-            self.truth = stage.finish(*(ask(name, TRUTH_LENGTH, logprob_start_len=0) for name in PROMPTS))
-        texts = {name: answer.ids for name, answer in self.truth.items()}
-        self.drafts = DraftShelf(folder, self.target, PROMPTS, texts)
-        self._plain: dict[tuple[int, str], dict[str, Answer]] = {}
-
-    def plain(self, page_size: int, situation: str) -> dict[str, Answer]:
-        """What happens in this situation without a draft."""
-        key = page_size, situation
-        if key not in self._plain:
-            fields = {**POOL, **SITUATIONS[situation].fields, "page_size": page_size}
-            with tiny_stage(self.target, **fields) as stage:
-                self._plain[key] = SITUATIONS[situation].play(stage)
-        return self._plain[key]
-
-    @contextlib.contextmanager
-    def stage(self, cell: Cell) -> Iterator[Stage]:
-        """A scheduler with the cell's draft and flags."""
-        fields = {**POOL, **SITUATIONS[cell.situation].fields, "page_size": cell.page_size}
-        drafted = self.drafts.fields(cell.algorithm, cell.draft)
-        with tiny_stage(
-            self.target, **fields, **drafted, **shape_fields(cell.algorithm, cell.shape)
-        ) as stage:
-            self.drafts.prepare(stage, cell.algorithm, cell.draft)
-            yield stage
+from sglang.test.spec.cells import SITUATIONS, Cell, all_cells, close_calls, differences
+from sglang.test.spec.lab import SpecLab
+from sglang.test.spec.stage import Stage
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("cells"))
+def lab(tmp_path_factory: pytest.TempPathFactory) -> SpecLab:
+    return SpecLab(tmp_path_factory.mktemp("cells"))
 
 
 def test_the_product_has_240_cells() -> None:
@@ -84,16 +37,16 @@ def test_the_product_has_240_cells() -> None:
     assert len(cells) == len(set(cells)) == len({cell.id for cell in cells}) == 4 * 3 * 2 * 2 * 5 == 240
 
 
-def test_no_choice_of_the_model_hangs_on_rounding(lab: Lab) -> None:
+def test_no_choice_of_the_model_hangs_on_rounding(lab: SpecLab) -> None:
     assert close_calls(lab.truth) == 0
     for page_size in (1, 16):
         assert all(close_calls(lab.plain(page_size, situation)) == 0 for situation in SITUATIONS)
 
 
 @pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.id) for cell in all_cells()])
-def test_a_draft_changes_nothing(lab: Lab, cell: Cell) -> None:
+def test_a_draft_changes_nothing(lab: SpecLab, cell: Cell) -> None:
     plain = lab.plain(cell.page_size, cell.situation)
-    with lab.stage(cell) as stage:
+    with lab.cell(cell) as stage:
         answers = SITUATIONS[cell.situation].play(stage)
         stage.check_empty()
         assert SITUATIONS[cell.situation].check(stage, answers), "the situation did not come about"
@@ -126,10 +79,10 @@ def _check_counts(cell: Cell, stage: Stage, answers: dict[str, Answer]) -> None:
 @pytest.mark.parametrize(
     "fault", ["takes every draft", "leaves keys where they were", "scores the node before"]
 )
-def test_a_planted_fault_is_noticed(lab: Lab, fault: str) -> None:
+def test_a_planted_fault_is_noticed(lab: SpecLab, fault: str) -> None:
     """In a round that accepts what it must not, in the cache, and in the log-probabilities."""
     cell = Cell("EAGLE", "random" if fault == "takes every draft" else "oracle", "tree", 1, "joined midway")
-    with lab.stage(cell) as stage:
+    with lab.cell(cell) as stage:
         worker = stage.scheduler.worker
         assert isinstance(worker, SpecWorker)
         with pytest.MonkeyPatch.context() as patch:

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from sglang.srt.environ import envs
 from sglang.srt.messages.io_struct import TokenizedGenerateReqInput
+from sglang.srt.speculative.base_spec_worker import Proposal
+from sglang.srt.speculative.round_batch import Round
+from sglang.srt.speculative.spec_worker import SpecWorker
 from sglang.test.fakes.fake_channel import Answer
 from sglang.test.fakes.scheduler_driver import make_request
 from sglang.test.spec.cells import ALGORITHMS, PROMPTS, SHAPES, ask, differences
@@ -202,6 +206,32 @@ def test_the_end_of_the_context_is_the_same_token(lab: SpecLab, algorithm: str) 
             plain, drafted = both(lab, algorithm, draft, shape, requests, context_length=50)
             assert list(differences(plain, drafted)) == [], (draft, shape)
             assert [len(PROMPTS[name]) + len(drafted[name].ids) for name in "ae"] == [50, 50]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_proposal_that_is_not_finite_fails_nobody(lab: SpecLab, algorithm: str, shape: str) -> None:
+    """Its rows reach the others of its request; a request that has the token itself fails as it must."""
+    broken = 401
+    requests = [ask("d", 12), ask("f", 12, logprob_start_len=0), make_request("bad", [broken, 7], 12)]
+    with lab.drafted(algorithm, "random", shape) as stage:
+        worker = stage.scheduler.worker
+        assert isinstance(worker, SpecWorker)
+        with torch.inference_mode():
+            worker.target.model_runner.model.model.embed_tokens.weight[broken] = float("nan")
+        propose = worker.drafter.propose
+
+        def propose_it(round: Round, num_nodes: int) -> Proposal:
+            proposal = propose(round, num_nodes)
+            proposal.tree.token_ids[:, num_nodes - 1] = broken
+            return proposal
+
+        worker.drafter.propose = propose_it  # type: ignore[method-assign]
+        drafted = stage.finish(*requests)
+        stage.check_empty()
+    reason = drafted.pop("bad").finish_reason
+    assert reason is not None and reason.status_code == 500
+    assert list(differences(lab.without_draft(requests[:2]), drafted)) == []
 
 
 def test_adaptive_steps_change_nothing_while_they_switch(lab: SpecLab, tmp_path: pathlib.Path) -> None:

@@ -63,6 +63,7 @@ def _check_counts(cell: Cell, stage: Stage, answers: dict[str, Answer]) -> None:
     rounds, correct = sum(it.num_rounds for it in counts), sum(it.num_correct_drafts for it in counts)
     assert (rounds, sum(it.num_proposed_drafts for it in counts)) == (stage.num_rounds, stage.num_proposed)
     length = 1 + correct / rounds
+    assert stage.scheduler.load.state(1.0)["avg_spec_accept_length"] == pytest.approx(length)
     if cell.draft == "oracle":
         assert [it.histogram for it in counts] == [[0] * cell.depth + [it.num_rounds] for it in counts]
         for name, answer in answers.items():

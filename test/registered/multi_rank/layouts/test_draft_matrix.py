@@ -7,7 +7,7 @@ rank; forwards of each phase, entries into scopes, bytes and collectives are wha
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=120, suite="multi-rank-cpu")
+register_cpu_ci(est_time=100, suite="multi-rank-cpu")
 
 from collections.abc import Iterator
 

@@ -2,7 +2,7 @@
 
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=90, suite="multi-rank-cpu")
+register_cpu_ci(est_time=60, suite="multi-rank-cpu")
 
 import re
 from collections.abc import Iterator

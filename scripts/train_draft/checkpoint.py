@@ -19,6 +19,7 @@ from train_draft.target import PlainTarget
 from train_draft.vocabulary import DraftVocabulary
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+WEIGHTS_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,12 @@ class Draft:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
 
     @classmethod
     def read(cls, folder: Path) -> Draft:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return cls(config, load_file(folder / "model.safetensors"))
+        return cls(config, load_file(folder / WEIGHTS_FILE))
 
     def vocabulary(self) -> DraftVocabulary:
         return DraftVocabulary.from_maps(self.tensors["d2t"], self.tensors["t2d"])

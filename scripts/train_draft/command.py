@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from train_draft.checkpoint import Draft
+from train_draft.checkpoint import WEIGHTS_FILE, Draft
 from train_draft.heldout import read_held_out
 from train_draft.model_card import write_card
 from train_draft.settings import Settings, enter_work_folder, file_hash, fitting_dtype, torch_dtype
@@ -52,6 +52,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         train_head=args.train_head,
         seed=args.seed,
         dtype=fitting_dtype(args.dtype),
+        start_sha256=file_hash(args.start_from and args.start_from / WEIGHTS_FILE),
     )
 
 
@@ -61,7 +62,7 @@ def _train(args: argparse.Namespace) -> int:
     enter_work_folder(args.work_folder, settings, resume=args.resume)
     run = Run(settings, args.work_folder, _say)
     run.generate(prompts)
-    trained = run.train()
+    trained = run.train(args.start_from and Draft.read(args.start_from))
     trained.draft.save(args.output_folder)
     # What is judged is what was written, read back.
     judgements = run.judge(Draft.read(args.output_folder))
@@ -122,3 +123,4 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     add("--learning-rate", type=float, default=3e-3, help="peak of the cosine")
     add("--train-head", action="store_true", help="train the draft's head too, at a quarter more time")
     add("--seed", type=int, default=1)
+    add("--start-from", type=Path, help="folder of a draft that is trained on, instead of a new one")

@@ -21,7 +21,11 @@ SETTINGS_FILE = "settings.json"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that the trained tensors hang on; `prompts_sha256` stands for the prompts file's content."""
+    """Everything that the trained tensors hang on.
+
+    `prompts_sha256` stands for the prompts file's content, `start_sha256` for the tensors of the draft that
+    training starts from; None: no such file.
+    """
 
     model_path: str
     prompts_sha256: str | None
@@ -36,6 +40,7 @@ class Settings:
     train_head: bool
     seed: int
     dtype: str
+    start_sha256: str | None = None
 
     def training_plan(self, tokens_there: int = 0) -> Plan:
         """How training texts are drawn, a fifth of them at a temperature; some may be there already."""

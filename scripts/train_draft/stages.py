@@ -56,15 +56,19 @@ class Run:
             plan = self.settings.training_plan(self.training_texts.count().tokens)
             answer(self.target, prompts, self.training_texts, plan, self.progress)
 
-    def train(self) -> Trained:
-        """Train to the last step; no checkpoint is picked by what the held-out texts say."""
+    def train(self, start: Draft | None = None) -> Trained:
+        """Train to the last step; no checkpoint is picked by what the held-out texts say.
+
+        With `start` its weights and its vocabulary are trained on, else the target lends the first weights.
+        """
         texts = self.training_texts.read()
         with self._timed("vocabulary"):
-            vocabulary, lessons = self._lessons(texts)
+            vocabulary, lessons = self._lessons(texts, start)
         shape = shape_for(self.target, len(vocabulary.tokens))
+        weights = borrowed_weights(self.target, vocabulary, self.settings.seed)
         trainer = Trainer(
             shape,
-            borrowed_weights(self.target, vocabulary, self.settings.seed),
+            weights if start is None else dict(start.network(self.target).weights),
             Frozen(self.target.embedding, self.target.head, vocabulary, torch_dtype(self.settings.dtype)),
             lessons,
             self.settings.recipe(),
@@ -77,7 +81,7 @@ class Run:
         draft = make_draft(self.target, shape, trainer.weights, vocabulary)
         return Trained(draft, len(trainer.schedule), trainer.log)
 
-    def _lessons(self, texts: Sequence[Text]) -> tuple[DraftVocabulary, list[Lesson]]:
+    def _lessons(self, texts: Sequence[Text], start: Draft | None) -> tuple[DraftVocabulary, list[Lesson]]:
         """The draft vocabulary and what each text teaches in it.
 
         A greedy text is the target's opinion itself; only of the sampled ones the head has to be asked.
@@ -85,12 +89,15 @@ class Run:
         plan = self.settings.training_plan()
         sampled = [text for text in texts if not plan.is_greedy(text.index)] or list(texts)
         opinions = read_opinions(self.target, sampled)
-        vocabulary = choose_vocabulary(
-            texts,
-            opinions.chances,
-            size=self.settings.draft_vocab_size,
-            forced={*_FIRST_SPECIALS, *self.target.config.eos_token_ids},
-        )
+        if start is not None:
+            vocabulary = start.vocabulary()
+        else:
+            vocabulary = choose_vocabulary(
+                texts,
+                opinions.chances,
+                size=self.settings.draft_vocab_size,
+                forced={*_FIRST_SPECIALS, *self.target.config.eos_token_ids},
+            )
         best = {text.index: ids for text, ids in zip(sampled, opinions.best)}
         draft_ids = vocabulary.draft_ids()
         return vocabulary, [

@@ -62,6 +62,19 @@ def test_a_draft_is_judged_alone_with_the_same_figures(arguments, tmp_path, caps
     assert json.loads(report.read_text())["chat"]["texts"] == 2
 
 
+def test_a_second_run_trains_a_draft_on_in_its_own_vocabulary(arguments, tmp_path):
+    assert main(arguments) == 0
+    first = Draft.read(tmp_path / "draft")
+    further = [*arguments, "--start-from", str(tmp_path / "draft"), "--seed", "2", "--learning-rate", "1e-4"]
+    further[further.index(str(tmp_path / "work"))] = str(tmp_path / "further")
+    further[further.index(str(tmp_path / "draft"))] = str(tmp_path / "better")
+    assert main(further) == 0
+    better = Draft.read(tmp_path / "better")
+    assert torch.equal(better.tensors["d2t"], first.tensors["d2t"])
+    moved = (better.tensors["fc.weight"].float() - first.tensors["fc.weight"].float()).abs().max()
+    assert 0 < moved < 0.01
+
+
 def test_what_cannot_run_leaves_no_work_folder_behind(arguments, tmp_path, capsys):
     """A folder with the settings of a run that never began would refuse the corrected command."""
     assert main([*arguments, "--file-prompts", "5"]) == 2

@@ -46,7 +46,8 @@ draft named {fit:.2f} of its training texts' tokens at depth 1.
 
 * The target's own answers, {new_tokens} tokens at most, a fifth of them drawn at temperature 0.8 and the rest
   greedily; its weights as the engine reads them, its chat template with the default system message.
-* Prompts: {prompts}.
+* Prompts: {prompts},
+  mixed, until there were {training_tokens} tokens.
 * {kept} texts with {tokens} tokens were kept, {dropped} were dropped as loops (a 4-gram for the fifth time).
 * Held out: `scripts/train_draft/heldout.jsonl`, sha256 `{hash}`.
   It was committed before training, and the evaluation reads nothing else. Its questions are GSM8K's (MIT
@@ -54,8 +55,7 @@ draft named {fit:.2f} of its training texts' tokens at depth 1.
 
 ## Recipe
 
-* Borrowed start: head rows, output norm and layer are the target's, the fusion is an identity on the latest
-  captured layer plus noise.
+* {start}
 * Training-time test of {depth} unrolls with weights 0.8^k, soft cross-entropy to the target over the draft
   vocabulary; {head}.
 * AdamW, peak rate {rate}, cosine to 1 %, 4 % warm-up, weight decay 0.01 on matrices, clip 1.0, {rows} rows a
@@ -68,8 +68,9 @@ draft named {fit:.2f} of its training texts' tokens at depth 1.
 
 ## Again
 
-    python scripts/train_draft/main.py train --model-path {model} {file_flag}\\
-        --training-tokens {training_tokens} --epochs {epochs} --seed {seed} \\
+    python scripts/train_draft/main.py train --model-path {model} \\
+        {source_flags} --training-tokens {training_tokens} \\
+        --epochs {epochs} --learning-rate {rate} --seed {seed} \\
         --work-folder WORK --output-folder {folder}
 
 With `--resume` it goes on with a run that was killed. The figures alone:
@@ -77,6 +78,10 @@ With `--resume` it goes on with a run that was killed. The figures alone:
     python scripts/train_draft/main.py evaluate --model-path {model} \\
         --draft-path {folder} --work-folder WORK
 """
+
+_BORROWED = """\
+Borrowed start: head rows, output norm and layer are the target's, the fusion is an identity on the latest
+  captured layer plus noise."""
 
 
 def write_card(folder: Path, run: Run, trained: Trained, judgements: Mapping[str, Judgement]) -> None:
@@ -102,11 +107,17 @@ def _settings(settings: Settings) -> dict[str, object]:
     prompts = f"{settings.chat_prompts} chat prompts from templates times subjects"
     if settings.file_prompts:
         prompts += f" and {settings.file_prompts} questions of --prompts-file"
+    flags = [f"--chat-prompts {settings.chat_prompts}"]
+    if settings.file_prompts:
+        flags.append(f"--prompts-file QUESTIONS.jsonl --file-prompts {settings.file_prompts}")
+    if settings.start_sha256 is not None:
+        flags.append("--start-from FIRST")
     return {
         "model": settings.model_path,
         "draft_vocab": settings.draft_vocab_size,
         "new_tokens": settings.new_tokens,
-        "prompts": f"{prompts}, mixed, until there were {settings.training_tokens} tokens",
+        "prompts": prompts,
+        "start": _BORROWED if settings.start_sha256 is None else _further(settings.start_sha256),
         "depth": settings.recipe().depth,
         "head": "the head is trained too" if settings.train_head else "the head stays as it is",
         "rate": settings.learning_rate,
@@ -115,8 +126,12 @@ def _settings(settings: Settings) -> dict[str, object]:
         "seed": settings.seed,
         "dtype": settings.dtype,
         "training_tokens": settings.training_tokens,
-        "file_flag": "--prompts-file GSM8K_TRAIN.jsonl " if settings.file_prompts else "",
+        "source_flags": " ".join(flags),
     }
+
+
+def _further(sha256: str) -> str:
+    return f"Started from a draft whose tensors have the sha256\n  `{sha256}`."
 
 
 def _texts(run: Run) -> dict[str, object]:

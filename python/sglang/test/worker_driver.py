@@ -166,12 +166,18 @@ class WorkerDriver:
 
 @contextlib.contextmanager
 def driven_worker(
-    model: str | pathlib.Path, *, rank: int = 0, config: ModelConfig | None = None, **server_args_fields: Any
+    model: str | pathlib.Path,
+    *,
+    rank: int = 0,
+    config: ModelConfig | None = None,
+    num_ids: int | None = None,
+    **server_args_fields: Any,
 ) -> Iterator[WorkerDriver]:
     """A worker on one published rank for the length of a block; float32 and 2048 slots by default.
 
-    A layout of several ranks needs a process that is already in a world of that size (`run_ranks`); its
-    groups exist for the length of the block.
+    `num_ids` is what the tokenizer knows, where it is less than the head has. A layout of several ranks needs
+    a process that is already in a world of that size (`run_ranks`); its groups exist for the length of the
+    block.
     """
     fields = {
         "model_path": str(model),
@@ -196,5 +202,9 @@ def driven_worker(
             stack.callback(parallel_state.destroy_model_parallel)
         load_format = fields.get("load_format", "auto")
         yield WorkerDriver(
-            make_worker(config or ModelConfig.from_path(str(model), load_format=load_format), DRAFTERS)
+            make_worker(
+                config or ModelConfig.from_path(str(model), load_format=load_format),
+                DRAFTERS,
+                num_ids=num_ids,
+            )
         )

@@ -4,6 +4,7 @@ Read by publish (the draft bound), by resolution and by the adaptive controller.
 reads the file again.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -54,8 +55,12 @@ def adaptive_slots(path: str | None) -> dict[int, AdaptiveSlot]:
     if path is None:
         return dict(DEFAULT_SLOTS)
     try:
-        parsed = msgspec.json.decode(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+        msgspec.json.decode(
+            text
+        )  # stricter than the standard library, which alone shows a key that stands twice
+        parsed = json.loads(text, object_pairs_hook=_without_doubles)
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{_FLAG} {path} cannot be read: {error}") from error
     if not isinstance(parsed, dict):
         raise ValueError(f"{_FLAG} {path} must hold a JSON object, found {parsed!r}")
@@ -67,6 +72,15 @@ def adaptive_slots(path: str | None) -> dict[int, AdaptiveSlot]:
             'such as {"1": {"candidate_steps": [3]}}'
         )
     return {int(size): _slot(path, size, {**shared, **slots[size]}) for size in sorted(slots, key=int)}
+
+
+def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object; a key that stands twice, also as `1` and `01`, would lose what the first one says."""
+    keys = [int(key) if key.isdecimal() else key for key, _ in pairs]
+    doubles = sorted({str(key) for key in keys if keys.count(key) > 1})
+    if doubles:
+        raise ValueError(f"{', '.join(doubles)} stands twice in one object; keep one of them")
+    return dict(pairs)
 
 
 def all_candidate_steps(enabled: bool, path: str | None) -> tuple[int, ...]:

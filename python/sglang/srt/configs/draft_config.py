@@ -32,6 +32,8 @@ DRAFT_ARCHITECTURES: dict[str, DraftKind] = {
 #: Kind -> the algorithm that drafts with it.
 _ALGORITHM_OF: dict[DraftKind, str] = {"eagle": "EAGLE", "eagle3": "EAGLE3", "standalone": "STANDALONE"}
 _FLAG = "--speculative-draft-model-path"
+#: Tensors that captured rows go through before the first layer.
+_BEFORE_FUSION = ("fc.", "fc_norm.", "aux_norm_", "norm_before_fc.")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -275,6 +277,13 @@ def _check_tensors(
 ) -> None:
     """The tensors that a wrong config would make useless have the shapes that it says."""
     own = head.draft_vocab_size
+    unused = [] if head.fc_inputs is not None else [n for n in tensors if n.startswith(_BEFORE_FUSION)]
+    if unused:
+        raise ValueError(
+            f"{_FLAG} {folder} holds {', '.join(unused)}, and its config captures one row as wide as the "
+            f"draft ({shape.hidden_size}), which is not fused: such a draft is not served; use one that "
+            "captures several layers"
+        )
     wanted: dict[str, tuple[int, ...]] = {}
     if head.fc_inputs is not None:
         wanted["fc.weight"] = (shape.hidden_size, head.fc_inputs)

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 #: Only training reads which tokens have a draft id.
 _TRAINING_ONLY = "t2d"
+_TOKEN_MAP = "d2t"
 _TABLE = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
 #: Norms of the captured rows, as older exporters name them.
@@ -49,7 +50,7 @@ def load_eagle_draft(
     with torch.device(device):
         model = DRAFT_MODELS[draft.model.architecture](draft, target.model, dtype=dtype)
     checkpoint = open_checkpoint(draft.model, load_format, dtype)
-    items = own_items(checkpoint.items, has_head=draft.head.draft_vocab_size is not None)
+    items = own_items(checkpoint.items, draft)
     if model.own_head is not None:
         (place,) = model.own_head.weight.places
         if all(item.name != place.name for item in items):
@@ -59,20 +60,36 @@ def load_eagle_draft(
     return model.eval()
 
 
-def own_items(items: list[WeightItem], *, has_head: bool) -> list[WeightItem]:
+def own_items(items: list[WeightItem], draft: DraftConfig) -> list[WeightItem]:
     """The tensors that the draft is made of, under the names that its model knows.
 
     Exporters write them with or without `model.`, and the layer as `midlayer` or `layers.0`. An embedding is
     the target's whatever the file holds, and so is a head, unless the draft has a vocabulary of its own.
     """
+    assert draft.head is not None
+    borrowed = {_TABLE} if draft.head.draft_vocab_size is not None else {_TABLE, _HEAD}
     kept: list[WeightItem] = []
     for item in items:
         name = item.name.removeprefix("model.").replace("midlayer.", "layers.0.")
         name = _CAPTURE_NORMS.get(name, name)
         if name == _TRAINING_ONLY:
             continue
-        if name == _TABLE or (name == _HEAD and not has_head):
-            logger.info("Tensor %s of %s is not loaded: the draft uses the target's", item.name, item.file)
-            continue
-        kept.append(dataclasses.replace(item, name=name))
+        if name in borrowed:
+            level = logging.WARNING if name == _HEAD else logging.INFO
+            logger.log(
+                level, "Tensor %s of %s is not loaded: the draft uses the target's", item.name, item.file
+            )
+        elif name == _TOKEN_MAP and not draft.has_reduced_vocabulary:
+            _check_no_map(item)
+        else:
+            kept.append(dataclasses.replace(item, name=name))
     return kept
+
+
+def _check_no_map(item: WeightItem) -> None:
+    """A draft that knows every token has the target's ids; another order of them is not served."""
+    if bool(item.load(torch.int64).any()):
+        raise ValueError(
+            f"tensor {item.name} of {item.file} gives the tokens other ids, and draft_vocab_size says that "
+            "the draft knows all of them: such a map is not served; use a draft without it"
+        )

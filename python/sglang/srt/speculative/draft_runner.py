@@ -140,3 +140,12 @@ def best_children(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.
         return logits.argmax(dim=-1, keepdim=True), None
     best = torch.softmax(logits, dim=-1).topk(topk, dim=-1)
     return best.indices, best.values
+
+
+def check_topk(topk: int, vocab_size: int) -> None:
+    """`ValueError` where a draft has fewer tokens than a node may have branches."""
+    if topk > vocab_size:
+        raise ValueError(
+            f"--speculative-eagle-topk {topk} is more than the {vocab_size} tokens that the draft may "
+            "propose; lower it"
+        )

@@ -32,6 +32,13 @@ class SpecWorker:
         self.drafter = drafter
         self._accept = accept
         target.make_pools(drafts=drafter.kv_specs, slots_per_step=drafter.slots_per_step)
+        if drafter.slots_per_step > target.max_total_num_tokens:
+            raise ValueError(
+                f"a round of drafts takes up to {drafter.slots_per_step} slots of a request, and the KV pool "
+                f"has {target.max_total_num_tokens} tokens: nothing would ever be drafted; lower "
+                "--speculative-num-steps, --speculative-eagle-topk or --speculative-num-draft-tokens, or "
+                "raise --max-total-tokens or --mem-fraction-static"
+            )
         drafter.init_pools(target.pools)
         self.model_config = target.model_config
         self.page_size = target.page_size

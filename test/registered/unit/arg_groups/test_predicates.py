@@ -338,3 +338,17 @@ def test_a_knob_outside_its_limits_is_refused_with_its_slot(adaptive, knob, valu
 def test_a_broken_adaptive_file_is_refused_by_its_flag(adaptive, content):
     with pytest.raises(ValueError, match="--speculative-adaptive-config"):
         all_candidate_steps(True, adaptive(content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"1": {"candidate_steps": [1]}, "01": {"candidate_steps": [3]}}',
+        '{"4": {"candidate_steps": [1]}, "4": {"candidate_steps": [3]}}',
+        '{"4": {"candidate_steps": [1], "candidate_steps": [3]}}',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(adaptive, content):
+    """One of the two would be lost without a word."""
+    with pytest.raises(ValueError, match="--speculative-adaptive-config .* stands twice in one object"):
+        adaptive_slots(adaptive(content))

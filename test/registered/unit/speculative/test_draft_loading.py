@@ -25,10 +25,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return write_tiny_model(tmp_path_factory.mktemp("target"), num_layers=3)
 
 
-def proposals(target: pathlib.Path, folder: pathlib.Path, algorithm: str = "EAGLE3") -> list[Any]:
+def proposals(
+    target: pathlib.Path, folder: pathlib.Path, algorithm: str = "EAGLE3", **settings: Any
+) -> list[Any]:
     """What the draft in a folder proposes over some rounds, as ids: its weights decide."""
     seen: list[Any] = []
-    fields = {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(folder), **CHAIN}
+    fields = {
+        "speculative_algorithm": algorithm,
+        "speculative_draft_model_path": str(folder),
+        **CHAIN,
+        **settings,
+    }
     with driven_worker(target, **fields) as driver:
         drafter = driver.worker.drafter  # type: ignore[union-attr]
         propose = drafter.propose
@@ -111,3 +118,67 @@ def test_options_of_published_configs_are_read(
     config = json.loads((plain / "config.json").read_text()) | options
     (draft / "config.json").write_text(json.dumps(config))
     assert (proposals(target, draft) == proposals(target, plain)) == ("num_hidden_layers" in options)
+
+
+def test_tokens_that_only_round_the_targets_head_up_are_never_proposed(
+    target: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The head has 512 rows, the tokenizer 300 ids; under thresholds such a proposal had no probability."""
+    for size in (80, 512):
+        draft = write_random_draft(tmp_path / f"draft{size}", target, "eagle3", draft_vocab_size=size)
+        lowered = {"num_ids": 300, "speculative_accept_threshold_acc": 0.5}
+        proposed = {token for tree in proposals(target, draft, **lowered) for token in tree[0][1:]}
+        assert len(proposed) > 5 and max(proposed) < 300
+
+
+def test_a_draft_of_the_whole_vocabulary_needs_no_map(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    draft = write_random_draft(tmp_path / "draft", target, "eagle3", draft_vocab_size=512)
+    expected = proposals(target, draft)
+    tensors = load_file(draft / "model.safetensors")
+    assert not tensors.pop("d2t").any()
+    save_file(tensors, draft / "model.safetensors")
+    assert proposals(target, draft) == expected
+    save_file({**tensors, "d2t": torch.arange(512).flip(0)}, draft / "model.safetensors")
+    with pytest.raises(ValueError, match=r"d2t .* gives the tokens other ids"):
+        proposals(target, draft)
+
+
+def test_a_draft_that_captures_one_row_has_nothing_to_fuse(
+    target: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    layers = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1]}}
+    draft = write_random_draft(tmp_path / "draft", target, "eagle3", draft_vocab_size=80, **layers)
+    with pytest.raises(ValueError, match=r"holds fc\.weight, and its config captures one row as wide"):
+        proposals(target, draft)
+    tensors = load_file(draft / "model.safetensors")
+    del tensors["fc.weight"]
+    save_file(tensors, draft / "model.safetensors")
+    assert len(set(map(str, proposals(target, draft)))) > 3
+
+
+@pytest.mark.parametrize(("algorithm", "size"), [("EAGLE3", 80), ("EAGLE", None), ("STANDALONE", None)])
+def test_more_branches_than_tokens_are_refused_when_the_draft_is_loaded(
+    target: pathlib.Path, tmp_path: pathlib.Path, algorithm: str, size: int | None
+) -> None:
+    draft = target
+    if algorithm != "STANDALONE":
+        draft = write_random_draft(tmp_path / "draft", target, algorithm.lower(), draft_vocab_size=size)  # type: ignore[arg-type]
+    wide = {"speculative_num_steps": 2, "speculative_eagle_topk": 400, "speculative_num_draft_tokens": 8}
+    fields = {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(draft), **wide}
+    with (
+        pytest.raises(ValueError, match=r"--speculative-eagle-topk 400 is more than the \d+ tokens"),
+        driven_worker(target, num_ids=300, **fields),
+    ):
+        pass
+
+
+def test_a_round_that_no_pool_of_this_size_can_hold_is_refused(target: pathlib.Path) -> None:
+    wide = {"speculative_num_steps": 40, "speculative_eagle_topk": 20, "speculative_num_draft_tokens": 64}
+    fields = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(target), **wide}
+    with (
+        pytest.raises(
+            ValueError, match=r"takes up to 781 slots of a request, and the KV pool has 512 tokens"
+        ),
+        driven_worker(target, max_total_tokens=512, **fields),
+    ):
+        pass

@@ -169,7 +169,7 @@ class Spec(Namespace, ns=NS("spec")):
         ),
     ] = "BFS"
     speculative_ngram_max_trie_depth: A[
-        int, Arg(help="Longest n-gram kept, in tokens.", served=True, at_least=2)
+        int, Arg(help="Longest n-gram kept, in tokens.", served=True, at_least=2, at_most=128)
     ] = 18
     speculative_ngram_capacity: A[
         int, Arg(help="Most nodes that the n-grams may take.", served=True, human_int=True, at_least=1)

@@ -58,6 +58,12 @@ def _tree_shape(view: ResolvingView, automatic: DraftShape) -> DraftShape:
             f"--speculative-num-draft-tokens {tokens}, and --speculative-num-steps {steps} with "
             f"--speculative-eagle-topk {topk} find at most {most}"
         )
+    if steps >= tokens:
+        raise ValueError(
+            "speculative_num_steps < speculative_num_draft_tokens must hold: a tree of "
+            f"--speculative-num-draft-tokens {tokens} is at most {tokens - 1} deep, and "
+            f"--speculative-num-steps is {steps}"
+        )
     return DraftShape(steps, topk, tokens)
 
 

@@ -173,7 +173,14 @@ def _check_draft(view: ResolvingView, facts: AlgorithmFacts, target: ModelConfig
     """Open the draft's files and compare them with the model; without tensor data and tokenizers."""
     path = view.speculative_draft_model_path
     assert path is not None and facts.draft is not None  # checked above
-    view.fill(_HOOK, speculative_draft_load_format="dummy" if view.load_format == "dummy" else "auto")
+    is_model = facts.draft == "standalone"
+    inherited = "dummy" if is_model and view.load_format == "dummy" else "auto"
+    view.fill(_HOOK, speculative_draft_load_format=inherited)
+    if view.speculative_draft_load_format == "dummy" and not is_model:
+        raise ValueError(
+            "--speculative-draft-load-format dummy makes the tensors of a whole model, and "
+            f"{facts.name} drafts with a head; leave it out, so that the draft's files are read"
+        )
     refuse_early(view, "speculative_draft_model_revision", "speculative_draft_load_format")
     refuse_early(view, "speculative_draft_model_quantization")
     load_format = view.speculative_draft_load_format or "auto"

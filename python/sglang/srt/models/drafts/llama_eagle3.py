@@ -82,16 +82,17 @@ class LlamaForCausalLMEagle3(nn.Module):
         config, head = draft.model, draft.head
         self.hidden_size = config.hidden_size
         self._target_vocab_size = config.vocab_size
+        #: How many of them are tokens: the others only round the target's head up.
+        self._num_ids = target.lm_head.vocab_size
+        self._no_tokens: torch.Tensor | None = None  # ids of the draft that stand for none
         hidden, eps = config.hidden_size, config.rms_norm_eps
         width, pieces = head.feature_width, max(len(head.aux_layers), 1)
-        self.fc = ReplicatedLinear(
-            "fc",
-            width,
-            hidden,
-            method=UnquantizedConfig().linear_method("fc"),
-            dtype=dtype,
-            bias=head.fc_bias,
-        )
+        self.fc: ReplicatedLinear | None = None
+        if head.fc_inputs is not None:
+            method = UnquantizedConfig().linear_method("fc")
+            self.fc = ReplicatedLinear(
+                "fc", head.fc_inputs, hidden, method=method, dtype=dtype, bias=head.fc_bias
+            )
         self.norm_before_fc = (
             RMSNorm("norm_before_fc", width, eps, dtype=dtype) if head.norm_before_fc else None
         )
@@ -113,8 +114,11 @@ class LlamaForCausalLMEagle3(nn.Module):
         size = head.draft_vocab_size
         if size is not None:
             self.own_head = ParallelLMHead("lm_head", size, hidden, dtype=dtype, axis=head_axis())
-            offsets = torch.empty(size, dtype=torch.int64)
-            self.draft_to_target = LoadableParameter(offsets, [Place.full("d2t", (size,))])
+            if draft.has_reduced_vocabulary:
+                offsets = torch.empty(size, dtype=torch.int64)
+                self.draft_to_target = LoadableParameter(offsets, [Place.full("d2t", (size,))])
+            else:
+                self.own_head.vocab_size = self._num_ids
         elif head.tied_head and not target.config.tie_word_embeddings:
             self.own_head = copied_head(target, of_table=True)
         elif not head_can_be_borrowed(target.lm_head):
@@ -138,12 +142,14 @@ class LlamaForCausalLMEagle3(nn.Module):
             stream = layer(embedded, stream, cos_sin, ctx)
         normed = self.norm(stream)
         output = self.logits_processor(normed, self._head[0], batch)
+        if self._no_tokens is not None:
+            output.logits.index_fill_(1, self._no_tokens, float("-inf"))
         output.hidden = normed if self.norm_output else stream
         return output
 
     def _fused(self, hidden: torch.Tensor) -> torch.Tensor:
         """The target's features as a stream; the draft's own stream has that width already."""
-        if hidden.shape[-1] == self.hidden_size:
+        if self.fc is None or hidden.shape[-1] == self.hidden_size:
             return hidden
         if len(self.fc_norm):
             pieces = hidden.chunk(len(self.fc_norm), dim=-1)
@@ -174,12 +180,14 @@ class LlamaForCausalLMEagle3(nn.Module):
         """Refuse a map of other numbers than offsets, with which the draft would never be right."""
         if self.draft_to_target is None:
             return
-        ids = self.target_ids(
-            torch.arange(len(self.draft_to_target), device=self.draft_to_target.device)
-        ).tolist()
+        device = self.draft_to_target.device
+        ids = self.target_ids(torch.arange(len(self.draft_to_target), device=device)).tolist()
         if min(ids) < 0 or max(ids) >= self._target_vocab_size or len(set(ids)) < len(ids):
             raise ValueError(
                 f"the draft's tensor d2t leads to the tokens {min(ids)} to {max(ids)}, {len(set(ids))} "
                 f"different ones of {len(ids)}, and the model has {self._target_vocab_size}: it must hold "
                 "offsets (target id minus draft id); convert the draft again"
             )
+        no_tokens = [draft_id for draft_id, token_id in enumerate(ids) if token_id >= self._num_ids]
+        if no_tokens:
+            self._no_tokens = torch.tensor(no_tokens, device=device)

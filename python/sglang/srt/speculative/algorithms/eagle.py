@@ -21,6 +21,7 @@ from sglang.srt.speculative.base_spec_worker import Proposal
 from sglang.srt.speculative.draft_runner import (
     DraftRunner,
     best_children,
+    check_topk,
     last_rows,
     prompts_step,
     shifted_ids,
@@ -62,6 +63,7 @@ class EagleDrafter:
         self.slots_per_step = max(most_nodes, shape.topk * (shape.num_steps - 1))
         with draft_tp_context(owns_attention=self.owns_attention), draft_pp_context():
             self._draft = DraftRunner(load)
+        check_topk(shape.topk, self._draft.model.vocab_size)
         self.kv_specs = (self._draft.runner.kv_spec,)
 
     def init_pools(self, pools: KVPools) -> None:

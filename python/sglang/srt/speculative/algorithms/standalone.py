@@ -15,7 +15,7 @@ from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import KVPools
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.speculative.base_spec_worker import Proposal
-from sglang.srt.speculative.draft_runner import DraftRunner, best_children, prompts_step
+from sglang.srt.speculative.draft_runner import DraftRunner, best_children, check_topk, prompts_step
 from sglang.srt.speculative.draft_tree import DraftBeam, DraftShape
 from sglang.srt.speculative.round_batch import Round
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
@@ -45,6 +45,7 @@ class StandaloneDrafter:
         self.slots_per_step = max(shape.num_nodes, 1 + shape.topk * (shape.num_steps - 1))
         with draft_tp_context(owns_attention=self.owns_attention), draft_pp_context():
             self._draft = DraftRunner(load)
+        check_topk(shape.topk, self._draft.model.lm_head.vocab_size)
         self.kv_specs = (self._draft.runner.kv_spec,)
 
     def init_pools(self, pools: KVPools) -> None:

@@ -150,11 +150,13 @@ def test_block_verification_turns_rejection_sampling_on(drafting):
     assert resolution_result(drafting("EAGLE3"), "speculative_use_rejection_sampling") is False
 
 
-def test_a_draft_is_read_as_the_model_is_only_where_that_needs_no_file(drafting):
-    for format, chosen in (("auto", "auto"), ("safetensors", "auto"), ("dummy", "dummy")):
-        record = drafting("EAGLE3", load_format=format)
-        assert resolution_result(record, "speculative_draft_load_format") == chosen
-    record = drafting("EAGLE3", load_format="dummy", draft_load_format="auto")
+def test_a_draft_is_made_up_where_the_model_is_and_both_are_models(drafting):
+    """A head is no model: nobody knows what tensors it would have without its file."""
+    for algorithm, made_up in (("STANDALONE", "dummy"), ("EAGLE3", "auto"), ("EAGLE", "auto")):
+        for format, chosen in (("auto", "auto"), ("safetensors", "auto"), ("dummy", made_up)):
+            record = drafting(algorithm, load_format=format)
+            assert resolution_result(record, "speculative_draft_load_format") == chosen
+    record = drafting("STANDALONE", load_format="dummy", draft_load_format="auto")
     assert resolution_result(record, "speculative_draft_load_format") == "auto"
 
 
@@ -223,6 +225,13 @@ REFUSED = [
         r"1 \+ topk \+ \(steps - 1\) \* topk\*\*2 must hold: .* 38, .* 3 with .* 4 find at most 37",
     ),
     (
+        "STANDALONE",
+        {"num_steps": 8, "eagle_topk": 4, "num_draft_tokens": 8},
+        r"speculative_num_steps < speculative_num_draft_tokens must hold: .* 8 is at most 7 deep, .* is 8",
+    ),
+    ("EAGLE3", {"draft_load_format": "dummy"}, r"dummy makes the tensors of a whole model, and EAGLE3"),
+    ("NGRAM", {"ngram_max_trie_depth": 129}, r"-trie-depth must be at least 2 and at most 128, got 129"),
+    (
         "EAGLE3",
         {"num_steps": 511, "eagle_topk": 1},
         r"speculative_num_draft_tokens < context_length must hold: .* 512 tokens, and the context is 512",
@@ -245,7 +254,11 @@ REFUSED = [
         {"ngram_capacity": 17},
         r"must hold, or no n-gram fits: .* 18, --speculative-ngram-capacity 17",
     ),
-    ("NGRAM", {"ngram_max_trie_depth": 1}, r"--speculative-ngram-max-trie-depth must be at least 2, got 1"),
+    (
+        "NGRAM",
+        {"ngram_max_trie_depth": 1},
+        r"--speculative-ngram-max-trie-depth must be at least 2 and at most 128, got 1",
+    ),
     ("NGRAM", {"ngram_match_type": "DFS"}, r"--speculative-ngram-match-type 'DFS' is not one of BFS, PROB"),
     ("NGRAM", {"eagle_topk": 4}, r"--speculative-eagle-topk 4 has no effect with NGRAM"),
     ("NGRAM", {"num_steps": 5}, r"--speculative-num-steps 5 has no effect with NGRAM"),

@@ -50,8 +50,11 @@ def pairwise_cells() -> list[Cell]:
 
 
 def main(words: list[str]) -> int:
-    """Run cells and print one line each; 1 if one failed."""
+    """Run cells and print one line each; 1 if one failed, 2 if there is none of such a name."""
     cells = [cell for cell in all_cells() if all(word in cell.name for word in words)]
+    if not cells:
+        print(f"no cell's name holds all of {', '.join(words)}; names are like '{all_cells()[0].name}'")
+        return 2
     failed = 0
     with tempfile.TemporaryDirectory() as folder, LayoutLab(Path(folder)) as lab:
         for cell in cells:

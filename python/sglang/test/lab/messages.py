@@ -71,7 +71,7 @@ class ModelReport(msgspec.Struct, kw_only=True):
     paddings: dict[str, int] = {}
     #: Calls of the head that these forwards need: see `recorders.head_calls`.
     head_calls: int = 0
-    #: Forward, by its name above -> what of `PLACEMENT_NAMES` it read.
+    #: Forward, by its name above, or `construction` -> what of `PLACEMENT_NAMES` it read.
     placements: dict[str, list[int]] = {}
 
     @property
@@ -102,7 +102,8 @@ class RankReport(msgspec.Struct, kw_only=True):
     steps: int
     #: Seed of the request -> (nodes verified, tokens got) in each of its rounds; of a leader.
     rounds: dict[int, list[tuple[int, int]]] = {}
-    #: Entries into scopes of a draft during the phases: of one that is `owning` its attention or `following`.
+    #: Entries into scopes of a draft during the phases: of one that is `owning` its attention or `following`,
+    #: and into its `pipeline` scope, which is for construction.
     scope_entries: dict[str, int] = {}
 
 

@@ -26,8 +26,8 @@ from sglang.srt.speculative.base_spec_worker import Proposal
 from sglang.srt.speculative.spec_worker import SpecWorker
 from sglang.test.lab.messages import PLACEMENT_NAMES, ModelReport
 
-#: What drafters call to enter their scope, as they import it.
-_SCOPE = "draft_tp_context"
+#: What drafters call to enter their scopes, as they import it.
+_SCOPE, _PIPELINE = "draft_tp_context", "draft_pp_context"
 
 
 class ForwardRecorder:
@@ -44,7 +44,8 @@ class ForwardRecorder:
         self._forwards: Counter[str] = Counter()
         self._paddings: Counter[str] = Counter()
         self._head_calls = 0
-        self._placements: dict[str, list[int]] = {}
+        built = runner.placement
+        self._placements = {"construction": [getattr(built, field) for field in PLACEMENT_NAMES]}
         runner.forward = self.forward  # type: ignore[method-assign]
 
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
@@ -178,6 +179,7 @@ def counted_scopes(entries: Counter[str]) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (eagle, standalone):
             stack.enter_context(mock.patch.object(module, _SCOPE, _counted(module, entries)))
+            stack.enter_context(mock.patch.object(module, _PIPELINE, _counted_pipeline(module, entries)))
         yield
 
 
@@ -187,6 +189,17 @@ def _counted(module: Any, entries: Counter[str]) -> Callable[..., AbstractContex
     def counted(owns_attention: bool) -> AbstractContextManager[None]:
         entries["owning" if owns_attention else "following"] += 1
         scope: AbstractContextManager[None] = enter(owns_attention=owns_attention)
+        return scope
+
+    return counted
+
+
+def _counted_pipeline(module: Any, entries: Counter[str]) -> Callable[[], AbstractContextManager[None]]:
+    enter = getattr(module, _PIPELINE)
+
+    def counted() -> AbstractContextManager[None]:
+        entries["pipeline"] += 1
+        scope: AbstractContextManager[None] = enter()
         return scope
 
     return counted

@@ -54,7 +54,7 @@ def round_problems(
 
 
 def placement_problems(layout: Layout, rank: int, report: ModelReport) -> Iterator[str]:
-    """Whether every forward of a model read the place that a rank has in the model's layout."""
+    """Whether construction and every forward of a model read the place that a rank has in its layout."""
     place = rank % layout.tp_size
     replica, seat = divmod(place, layout.attn_tp_size)
     want = [layout.tp_size, place, layout.attn_tp_size, seat, layout.attn_dp_size, replica]

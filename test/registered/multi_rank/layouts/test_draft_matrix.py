@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang.test.lab.draft_matrix import DRAFTS, LAYOUTS, all_cells, pairwise_cells
+from sglang.test.lab.draft_matrix import DRAFTS, LAYOUTS, all_cells, main, pairwise_cells
 from sglang.test.lab.layout_lab import (
     LLAMA,
     MODELS,
@@ -70,6 +70,11 @@ def test_the_cells_are_every_layout_with_every_draft() -> None:
     assert [cell.name for cell in cells] == PROVEN
     assert len(cells) == len(LAYOUTS) * len(DRAFTS) == 25
     assert len(all_cells()) == 25 * 2 * len(MODELS) and {*cells} <= {*all_cells()}
+
+
+def test_the_command_says_that_no_cell_has_such_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["llama", "MEDUSA"]) == 2
+    assert "no cell's name holds all of llama, MEDUSA" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("cell", pairwise_cells(), ids=lambda cell: cell.name)

@@ -18,7 +18,7 @@ from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.speculative.accept import Accepted, path_logprobs
 from sglang.srt.speculative.base_spec_worker import Drafter, Proposal
 from sglang.srt.speculative.round_batch import Round
-from sglang.srt.speculative.verify import RoundOutcome, VerifiedRound, keep_accepted, share_tree, verify_batch
+from sglang.srt.speculative.verify import RoundOutcome, keep_accepted, share_tree, verify_batch
 
 #: (proposal, logits [batch * N, vocab], the requests' states before the round) -> what each request gets.
 AcceptRule = Callable[[Proposal, torch.Tensor, Sequence[SamplingState]], list[Accepted]]
@@ -82,11 +82,11 @@ class SpecWorker:
         round = Round.of(batch, self.req_to_token_pool.req_to_token)
         num_nodes = self.drafter.num_nodes(batch.batch_size, _slots(batch, batch.dp_step))
         proposal = self.drafter.propose(round, num_nodes)
-        verified, outcome = self._verify(batch, round, proposal)
-        # A node whose rows are not finite reaches the others of its request through the sum over masked keys.
-        # So the roots alone say whether the target fails. Replicas would have to agree on one more forward.
-        if num_nodes > 1 and batch.dp_step is None and not all(one.path for one in outcome.accepted):
-            verified, outcome = self._verify(batch, round, Proposal.nothing(round))
+        tree = share_tree(proposal.tree)
+        verify = verify_batch(round, tree, capture_hidden=self.drafter.captures_hidden)
+        output = self.target.model_runner.forward(verify)
+        outcome = share(verify, lambda: self._accepted(batch, proposal, output.logits), RoundOutcome)
+        verified = keep_accepted(round, tree, outcome.accepted, self.target.pools.kv, output.hidden)
         self.drafter.after_accepted(verified)
         return GenerationBatchResult(
             next_token_ids=[one.token_ids for one in outcome.accepted],
@@ -95,17 +95,6 @@ class SpecWorker:
             num_correct_drafts=[one.num_correct_drafts for one in outcome.accepted],
             num_proposed_drafts=num_nodes - 1,
         )
-
-    def _verify(
-        self, batch: ForwardBatch, round: Round, proposal: Proposal
-    ) -> tuple[VerifiedRound, RoundOutcome]:
-        """The target's forward over the proposed trees, and what the requests get out of it."""
-        tree = share_tree(proposal.tree)
-        verify = verify_batch(round, tree, capture_hidden=self.drafter.captures_hidden)
-        output = self.target.model_runner.forward(verify)
-        outcome = share(verify, lambda: self._accepted(batch, proposal, output.logits), RoundOutcome)
-        verified = keep_accepted(round, tree, outcome.accepted, self.target.pools.kv, output.hidden)
-        return verified, outcome
 
     def _accepted(self, batch: ForwardBatch, proposal: Proposal, logits: torch.Tensor) -> RoundOutcome:
         states = [state for state in batch.sampling_states if state is not None]

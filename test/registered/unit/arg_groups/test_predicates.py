@@ -350,5 +350,5 @@ def test_a_broken_adaptive_file_is_refused_by_its_flag(adaptive, content):
 )
 def test_a_key_that_stands_twice_is_refused(adaptive, content):
     """One of the two would be lost without a word."""
-    with pytest.raises(ValueError, match="--speculative-adaptive-config .* stands twice in one object"):
+    with pytest.raises(ValueError, match=r"--speculative-adaptive-config .* stands twice in one object"):
         adaptive_slots(adaptive(content))

@@ -78,6 +78,10 @@ class TorchNativeBackend(AttentionBackend):
         assert isinstance(plan, TorchPlan)
         kv = self.pool.layer(layer.layer_id)
         assert isinstance(kv, torch.Tensor)  # as this back end's layout made it
+        if plan.padded and plan.padded[0].width > 1:
+            # Masked keys and values enter the sums of a row, times zero: a node that is not finite would
+            # spoil the nodes that do not see it. Its own row is not finite all the same.
+            k, v = k.nan_to_num(0.0, 0.0, 0.0), v.nan_to_num(0.0, 0.0, 0.0)
         kv[: layer.num_kv_heads].index_copy_(1, plan.out_cache_loc, k.transpose(0, 1))
         kv[layer.num_kv_heads :].index_copy_(1, plan.out_cache_loc, v.transpose(0, 1))
         if len(plan.padded) == 1 and plan.padded[0].rows is None:

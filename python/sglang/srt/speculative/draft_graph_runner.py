@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from sglang.srt.batch.forward_batch import ForwardBatch
 from sglang.srt.batch.forward_context import ForwardContext
@@ -27,7 +28,6 @@ from sglang.srt.model_executor.runner.static_batch import (
 )
 from sglang.srt.model_executor.runner_backend.base import GraphBackend, Outputs
 from sglang.srt.model_executor.runner_utils.buffers import BufferSpec, StaticBuffers
-from sglang.srt.models.common.decoder import DecoderForCausalLM
 
 #: Runs forward number `step` of a unit. Eagerly this is the draft's model runner, whatever the step.
 RunForward = Callable[[int, ForwardBatch], LogitsProcessorOutput]
@@ -50,6 +50,25 @@ class DraftWork:
     batches: Sequence[ForwardBatch]
 
 
+class DraftUnitRunner:
+    """Runs one unit of a draft's work: as a graph where one is recorded for it, else operation by operation."""
+
+    def __init__(self, unit: DraftUnit, forward: Callable[[ForwardBatch], LogitsProcessorOutput]) -> None:
+        self.unit = unit
+        self._forward = forward
+        self.graph_runner: DraftGraphRunner | None = None
+
+    def run(self, work: DraftWork) -> Outputs:
+        """The outputs of the unit; of a replica without requests there are none."""
+        if self.graph_runner is not None and self.graph_runner.can_run(work):
+            return self.graph_runner.run(work)
+        if work.num_requests == 0:
+            for batch in work.batches:
+                self._forward(batch)
+            return {}
+        return self.unit(work.inputs, work.batches, lambda _, batch: self._forward(batch))
+
+
 class DraftGraphRunner(BaseRunner[DraftWork, dict[str, torch.Tensor]]):
     """Replays a unit of several forwards as one graph.
 
@@ -64,7 +83,7 @@ class DraftGraphRunner(BaseRunner[DraftWork, dict[str, torch.Tensor]]):
         self,
         name: str,
         unit: DraftUnit,
-        model: DecoderForCausalLM,
+        model: nn.Module,
         attn_backend: AttentionBackend,
         *,
         shapes: Sequence[ForwardShape],

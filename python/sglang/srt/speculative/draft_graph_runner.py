@@ -28,6 +28,8 @@ from sglang.srt.model_executor.runner.static_batch import (
 )
 from sglang.srt.model_executor.runner_backend.base import GraphBackend, Outputs
 from sglang.srt.model_executor.runner_utils.buffers import BufferSpec, StaticBuffers
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.round_batch import Round
 
 #: Runs forward number `step` of a unit. Eagerly this is the draft's model runner, whatever the step.
 RunForward = Callable[[int, ForwardBatch], LogitsProcessorOutput]
@@ -49,13 +51,24 @@ class DraftWork:
     inputs: Mapping[str, torch.Tensor]
     batches: Sequence[ForwardBatch]
 
+    @classmethod
+    def of(
+        cls, round: Round, inputs: Mapping[str, torch.Tensor], batches: Sequence[ForwardBatch]
+    ) -> DraftWork:
+        """The work of a round of this replica."""
+        step = round.dp_step
+        most = (
+            round.batch_size if step is None or get_parallel().attn_dp_size == 1 else max(step.num_requests)
+        )
+        return cls(round.batch_size, most, inputs, batches)
+
 
 class DraftUnitRunner:
-    """Runs one unit of a draft's work: as a graph where one is recorded for it, else operation by operation."""
+    """Runs one unit of a draft's work: as a graph where one is recorded, else operation by operation."""
 
-    def __init__(self, unit: DraftUnit, forward: Callable[[ForwardBatch], LogitsProcessorOutput]) -> None:
+    def __init__(self, unit: DraftUnit, run: RunForward) -> None:
         self.unit = unit
-        self._forward = forward
+        self._run = run
         self.graph_runner: DraftGraphRunner | None = None
 
     def run(self, work: DraftWork) -> Outputs:
@@ -63,10 +76,10 @@ class DraftUnitRunner:
         if self.graph_runner is not None and self.graph_runner.can_run(work):
             return self.graph_runner.run(work)
         if work.num_requests == 0:
-            for batch in work.batches:
-                self._forward(batch)
+            for step, batch in enumerate(work.batches):
+                self._run(step, batch)
             return {}
-        return self.unit(work.inputs, work.batches, lambda _, batch: self._forward(batch))
+        return self.unit(work.inputs, work.batches, self._run)
 
 
 class DraftGraphRunner(BaseRunner[DraftWork, dict[str, torch.Tensor]]):
@@ -116,7 +129,10 @@ class DraftGraphRunner(BaseRunner[DraftWork, dict[str, torch.Tensor]]):
         size = self.graphs.size_for(work.most_requests)
         if size is None:
             raise RuntimeError(f"no graph is captured for {work.most_requests} requests; ask can_run first")
-        self.buffers.write(work.inputs, work.num_requests, size)
+        if work.num_requests:
+            self.buffers.write(work.inputs, work.num_requests, size)
+        else:
+            self.buffers.reset(size)
         for static, batch in zip(self.forwards, work.batches, strict=True):
             static.stage(batch, size)
         outputs = self.graphs.replay(size)

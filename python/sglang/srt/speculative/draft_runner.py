@@ -6,26 +6,18 @@ draft's state is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Generic, NamedTuple
+from typing import Generic
 
 import torch
 
-from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
 from sglang.srt.batch.spec_input import SpecInput
 from sglang.srt.layers.attention.base_attn_backend import KVPool
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.model_runner import Model, ModelRunner
-from sglang.srt.speculative.draft_tree import Frontier
-from sglang.srt.speculative.round_batch import Round
-from sglang.srt.speculative.verify import VerifiedRound
-
-
-class DraftOutput(NamedTuple):
-    """`logits` [scored rows, draft vocabulary] and, of an EAGLE draft, its stream [all rows, hidden]."""
-
-    logits: torch.Tensor
-    stream: torch.Tensor | None
+from sglang.srt.speculative.draft_graph_runner import DraftWork
 
 
 class DraftRunner(Generic[Model]):
@@ -41,79 +33,28 @@ class DraftRunner(Generic[Model]):
     def init_attention_backend(self, kv: KVPool, req_to_token: torch.Tensor) -> None:
         self.runner.init_attention_backend(kv, req_to_token)
 
-    def level(
-        self,
-        round: Round,
-        frontier: Frontier,
-        positions: torch.Tensor,
-        *,
-        first: int,
-        hidden: torch.Tensor | None = None,
-    ) -> DraftOutput:
-        """One forward over the nodes of a level, [batch, rows] each, whose slots begin at `first`.
-
-        `hidden` [batch, rows, features] is what each node goes on from.
-        """
-        width = frontier.token_ids.shape[1]
-        spec = SpecInput(
-            width,
-            hidden=None if hidden is None else hidden.reshape(-1, hidden.shape[-1]),
-            tail_mask=frontier.tail_mask,
-        )
-        return self._run(
-            round.forward_batch(
-                ForwardMode.DECODE,
-                frontier.token_ids,
-                positions,
-                first=first,
-                spec=spec,
-                logit_rows_each=width,
-            )
-        )
+    def run(self, step: int, batch: ForwardBatch) -> LogitsProcessorOutput:
+        """Forward number `step` of a unit of work; its number counts only where units are recorded."""
+        return self.runner.forward(batch)
 
     def prompts(
         self, batch: ForwardBatch, token_ids: torch.Tensor, hidden: torch.Tensor | None, *, scores: bool
-    ) -> DraftOutput:
+    ) -> LogitsProcessorOutput:
         """The rows of the target's EXTEND batch with other tokens; the last row of each request is scored."""
         rows = last_rows(batch) if scores else batch.positions.new_empty(0)
         spec = SpecInput(0, hidden=hidden, logit_rows=rows)
-        return self._run(
-            replace(
-                batch,
-                input_ids=token_ids,
-                spec=spec,
-                dp_step=None if batch.dp_step is None else prompts_step(batch.dp_step, scores=scores),
-                capture_hidden=False,
-            )
-        )
-
-    def accepted(
-        self, verified: VerifiedRound, token_ids: torch.Tensor, hidden: torch.Tensor | None, *, scores: bool
-    ) -> DraftOutput:
-        """The rows of a verified round [batch, N]; that of the last accepted node is scored.
-
-        What lies behind it is of no meaning, and the next round writes its slots again.
-        """
-        round, width = verified.round, verified.width
-        rows = verified.last_rows() if scores else token_ids.new_empty(0)
-        offsets = torch.arange(width, device=token_ids.device)
-        return self._run(
-            round.forward_batch(
-                ForwardMode.DRAFT_EXTEND,
-                token_ids,
-                round.lengths[:, None] + offsets,
-                spec=SpecInput(width, hidden=hidden, logit_rows=rows),
-                logit_rows_each=int(scores),
-            )
-        )
+        step = None if batch.dp_step is None else prompts_step(batch.dp_step, scores=scores)
+        batch = replace(batch, input_ids=token_ids, spec=spec, dp_step=step, capture_hidden=False)
+        return self.runner.forward(batch)
 
     def idle(self, step: DpStep) -> None:
         """This replica's part of a forward of the others."""
         self.runner.forward(ForwardBatch.idle(step, self.runner.device))
 
-    def _run(self, batch: ForwardBatch) -> DraftOutput:
-        output = self.runner.forward(batch)
-        return DraftOutput(output.logits, output.hidden)
+    def idle_work(self, step: DpStep, forwards: Sequence[DpStep]) -> DraftWork:
+        """This replica's part of a unit of the others, one step a forward."""
+        batches = [ForwardBatch.idle(each, self.runner.device) for each in forwards]
+        return DraftWork(0, max(step.num_requests), {}, batches)
 
 
 def last_rows(batch: ForwardBatch) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Owns what an EAGLE draft does in a round, as functions of tensors: grow the trees, take in what was accepted.
+"""Owns what an EAGLE draft does in a round, as functions of tensors: grow trees, take in what was accepted.
 
-Run by its drafter, one operation after another or recorded as one graph. They take numbers of rows from shapes,
-and read neither a length nor a value of a tensor on the host.
+Run by its drafter, one operation after another or recorded as one graph. They take numbers of rows from
+shapes, and read neither a length nor a value of a tensor on the host.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sglang.srt.model_executor.runner_backend.base import Outputs
 from sglang.srt.speculative.draft_graph_runner import RunForward
 from sglang.srt.speculative.draft_tree import DraftBeam, DraftShape
 
-#: Logits [rows, draft vocabulary] of a level -> the best children of each row [rows, k], as ids of the target,
-#: and their probabilities; a chain needs none.
+#: Logits [rows, draft vocabulary] of a level -> the best children of each row [rows, k], as ids of the
+#: target, and their probabilities; a chain needs none.
 BestChildren = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
 
@@ -30,12 +30,12 @@ def grow_trees(
 ) -> Outputs:
     """All levels of the trees of a round, from the first one on: `token_ids` and `parents` [batch, N].
 
-    inputs: `root_ids` [batch], `first_ids` and `first_probs` [batch, k] (the first level), `stream`
-    [batch, hidden] (what it goes on from). One batch of k rows a request for each further level; its ids,
-    hidden rows and mask are those of the frontier.
+    inputs: `root_ids` [batch], `first_ids` [batch, k] and for a tree `first_probs` [batch, k] (the first
+    level), `stream` [batch, hidden] (what it goes on from). One batch of k rows a request for each further
+    level; its ids, hidden rows and mask are those of the frontier.
     """
     beam = DraftBeam(shape, inputs["root_ids"])
-    beam.grow(inputs["first_ids"], inputs["first_probs"])
+    beam.grow(inputs["first_ids"], inputs.get("first_probs"))
     stream = inputs["stream"][:, None]  # [batch, rows of the level before, hidden]
     width = stream.shape[-1]
     for level, batch in enumerate(batches):
@@ -56,7 +56,7 @@ def grow_trees(
 def take_in_accepted(
     inputs: Mapping[str, torch.Tensor], batches: Sequence[ForwardBatch], run: RunForward
 ) -> Outputs:
-    """The draft's rows of an accepted path: `logits` [batch, vocabulary] and `stream` [batch, hidden] of its end.
+    """The rows of accepted paths: `logits` [batch, draft vocabulary], `stream` [batch, hidden] of each end.
 
     inputs: `hidden` [batch * N, features] beside the tokens of the one batch, `last` [batch]: the row of each
     request at which its path ends. What lies behind it is of no meaning, and the next round writes its slots

@@ -55,6 +55,19 @@ class Round:
         columns = self.lengths[:, None] + torch.arange(first, first + width, device=self.lengths.device)
         return self.req_to_token[self.req_pool_indices[:, None], columns]
 
+    def draft_level(self, level: int, width: int, *, first: int) -> ForwardBatch:
+        """A draft's forward over `width` nodes of each request that continue those of position
+        `lengths[b] + level - 1`; which tokens they are is known when the level before has run."""
+        rows = self.lengths[:, None].expand(-1, width)
+        return self.forward_batch(
+            ForwardMode.DECODE,
+            torch.zeros_like(rows),
+            rows + (level - 1),
+            first=first,
+            spec=SpecInput(width),
+            logit_rows_each=width,
+        )
+
     def forward_batch(
         self,
         mode: ForwardMode,

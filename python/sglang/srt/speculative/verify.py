@@ -45,11 +45,24 @@ class VerifiedRound:
     def width(self) -> int:
         return int(self.node_ids.shape[1])
 
-    def last_rows(self) -> torch.Tensor:
-        """The row of the last accepted node of each request, among all rows of the round."""
-        device = self.node_ids.device
-        first = torch.arange(0, len(self.counts) * self.width, self.width, device=device)
-        return first + torch.tensor(self.counts, device=device) - 1
+    def last_places(self) -> torch.Tensor:
+        """The place of the last accepted node of each request [batch], among its own rows."""
+        return torch.tensor(self.counts, device=self.node_ids.device) - 1
+
+    def draft_batch(self, token_ids: torch.Tensor, *, logit_rows_each: int) -> ForwardBatch:
+        """A draft's forward over the rows of the path, at the positions from `lengths[b]` on.
+
+        What lies behind the last accepted node is of no meaning, and the next round writes its slots again.
+        `logit_rows_each` is how many rows of each request will be scored.
+        """
+        offsets = torch.arange(self.width, device=token_ids.device)
+        return self.round.forward_batch(
+            ForwardMode.DRAFT_EXTEND,
+            token_ids,
+            self.round.lengths[:, None] + offsets,
+            spec=SpecInput(self.width, logit_rows=None if logit_rows_each else token_ids.new_empty(0)),
+            logit_rows_each=logit_rows_each,
+        )
 
 
 def verify_batch(round: Round, tree: DraftTree, *, capture_hidden: bool) -> ForwardBatch:

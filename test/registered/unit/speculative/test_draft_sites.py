@@ -17,7 +17,10 @@ SRT = pathlib.Path(sglang.srt.__path__[0])
 ALGORITHMS = pathlib.Path(algorithms.__path__[0])
 SCOPE, PIPELINE = "draft_tp_context", "draft_pp_context"
 #: What makes or runs a draft's model; `DraftRunner` itself and what it is made of stand below the algorithms.
-DRAFT_CALLS = frozenset({"DraftRunner", "init_attention_backend", "level", "prompts", "accepted", "idle"})
+DRAFT_CALLS = frozenset(
+    {"DraftRunner", "init_attention_backend", "prompts", "run", "grow_trees", "take_in_accepted", "idle"}
+    | {"DraftGraphRunner", "capture"}
+)
 
 PHASES = {"after_prompts", "propose", "after_accepted", "idle_prompts", "idle_propose", "idle_accepted"}
 #: (drafter, method) of every site; those of construction and of back ends are inside the pipeline scope too.
@@ -28,6 +31,7 @@ SITES = {
         for drafter in ("EagleDrafter", "StandaloneDrafter")
         for phase in ("__init__", "init_pools")
     },
+    ("EagleDrafter", "init_graphs"): True,
 }
 
 
@@ -99,7 +103,7 @@ def test_nobody_but_the_drafters_enters_a_drafts_scope() -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("self._draft.level(round, frontier)", "level outside"),
+        ("self._draft.run(0, batch)", "run outside"),
         (
             "with draft_tp_context(self.owns_attention):\n    self._draft.idle(step)",
             "without owns_attention=",
@@ -111,8 +115,8 @@ def test_nobody_but_the_drafters_enters_a_drafts_scope() -> None:
             "a scope inside a scope",
         ),
         (
-            "with draft_tp_context(owns_attention=True):\n    pass\nself._draft.accepted(round)",
-            "accepted outside",
+            "with draft_tp_context(owns_attention=True):\n    pass\nself._levels.run(work)",
+            "run outside",
         ),
         ("with draft_pp_context():\n    self._draft = DraftRunner(load)", "DraftRunner outside"),
     ],
@@ -127,4 +131,4 @@ def test_the_census_sees_a_site_that_is_missing_or_new() -> None:
         "class EagleDrafter:\n    def {}(self):\n        with draft_tp_context(owns_attention=True): pass"
     )
     assert list(sites(ast.parse(class_of.format("propose")))) == [("EagleDrafter", "propose", False)]
-    assert ("EagleDrafter", "recapture") not in SITES
+    assert ("EagleDrafter", "update_weights") not in SITES

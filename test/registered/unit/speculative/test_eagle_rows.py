@@ -15,7 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sglang.srt.batch.forward_batch import ForwardBatch
+from sglang.srt.speculative import draft_steps
 from sglang.srt.speculative.draft_runner import DraftRunner, shifted_ids
+from sglang.srt.speculative.draft_tree import DraftBeam
 from sglang.srt.speculative.spec_worker import SpecWorker
 from sglang.test.tiny_drafts import write_random_draft
 from sglang.test.tiny_models import write_tiny_model
@@ -94,9 +96,9 @@ def test_committed_rows_of_target_and_draft_equal_forwards_over_the_whole_text(
                 fresh = layer[:, again.slots[: len(rows)]]
                 torch.testing.assert_close(layer[:, rows], fresh, atol=1e-5, rtol=1e-5)
         drafter = driver.worker.drafter
-        assert output.stream is not None
+        assert output.hidden is not None
         torch.testing.assert_close(
-            drafter._streams[seq.req_pool_idx], output.stream[-1], atol=1e-5, rtol=1e-5
+            drafter._streams[seq.req_pool_idx], output.hidden[-1], atol=1e-5, rtol=1e-5
         )
 
 
@@ -138,14 +140,20 @@ def test_each_step_of_a_draft_equals_a_forward_over_its_path(
         seq = driver.add(PROMPT)
         driver.step([(seq, len(seq.ids))])
         draft, levels = draft_of(driver), []
-        level = draft.level
+        beams: list[DraftBeam] = []
 
-        def spied(round: Any, frontier: Any, positions: torch.Tensor, **rest: Any) -> Any:
-            output = level(round, frontier, positions, **rest)
-            levels.append((frontier, positions.clone(), output))
+        class Beam(DraftBeam):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                beams.append(self)
+
+        def spied(step: int, batch: ForwardBatch) -> Any:
+            output = draft.run(step, batch)
+            levels.append((beams[0].frontier, batch.positions.clone(), output))
             return output
 
-        monkeypatch.setattr(draft, "level", spied)
+        monkeypatch.setattr(draft_steps, "DraftBeam", Beam)
+        monkeypatch.setattr(driver.worker.drafter._levels, "_run", spied)  # type: ignore[union-attr]
         driver.round([seq])
         assert len(levels) == TREE["speculative_num_steps"] - 1
         length = len(PROMPT)
@@ -153,7 +161,7 @@ def test_each_step_of_a_draft_equals_a_forward_over_its_path(
             assert positions.unique().tolist() == [length + depth]
             for row in range(frontier.token_ids.shape[1]):
                 expected = _from_scratch(driver, draft, _path(levels, depth, row))
-                torch.testing.assert_close(output.stream[row], expected, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(output.hidden[row], expected, atol=1e-5, rtol=1e-5)
 
 
 def _path(levels: list[Any], depth: int, row: int) -> list[int]:
@@ -172,10 +180,10 @@ def _from_scratch(driver: WorkerDriver, draft: DraftRunner[Any], path: list[int]
     seq = driver.add(PROMPT)
     batch, hidden = features(driver, seq)
     output = draft.prompts(batch, shifted_ids(batch, torch.tensor(first)), hidden, scores=True)
-    stream = output.stream[-1:]
+    stream = output.hidden[-1:]
     seq.ids += [*first, *path]
     for token in path:
         batch = driver.batch([(seq, 1)])
-        stream = draft.prompts(batch, torch.tensor([token]), stream, scores=True).stream
+        stream = draft.prompts(batch, torch.tensor([token]), stream, scores=True).hidden
     driver.drop(seq)
     return stream[0]

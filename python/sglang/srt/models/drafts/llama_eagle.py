@@ -63,6 +63,7 @@ class LlamaForCausalLMEagle(nn.Module):
         assert draft.head is not None  # a draft of this architecture has one
         config, head = draft.model, draft.head
         self.hidden_size = config.hidden_size
+        self.feature_width = head.feature_width
         self._dtype = dtype
         self.fc = ReplicatedLinear(
             "fc",

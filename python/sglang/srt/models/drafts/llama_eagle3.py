@@ -81,6 +81,7 @@ class LlamaForCausalLMEagle3(nn.Module):
         assert draft.head is not None  # a draft of this architecture has one
         config, head = draft.model, draft.head
         self.hidden_size = config.hidden_size
+        self.feature_width = head.feature_width
         self._target_vocab_size = config.vocab_size
         #: How many of them are tokens: the others only round the target's head up.
         self._num_ids = target.lm_head.vocab_size

@@ -9,15 +9,24 @@ target's layout. Sources: arXiv 2401.15077, 2406.16858, 2503.01840.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode
+from sglang.srt.batch.spec_input import DraftTree
+from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
+from sglang.srt.model_executor.model_runner_components.graph_setup import graph_sizes
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import KVPools
+from sglang.srt.model_executor.runner.captured_graphs import CapturedGraphs
+from sglang.srt.model_executor.runner.static_batch import ForwardShape
+from sglang.srt.model_executor.runner_backend.base import GraphBackend
+from sglang.srt.model_executor.runner_utils.buffers import BufferSpec
 from sglang.srt.models.drafts.registry import DraftModel
 from sglang.srt.runtime_context import max_speculative_num_draft_tokens
 from sglang.srt.speculative.adaptive import AdaptiveSteps
 from sglang.srt.speculative.base_spec_worker import Proposal
+from sglang.srt.speculative.draft_graph_runner import DraftGraphRunner, DraftUnitRunner, DraftWork
 from sglang.srt.speculative.draft_runner import (
     DraftRunner,
     best_children,
@@ -26,7 +35,8 @@ from sglang.srt.speculative.draft_runner import (
     prompts_step,
     shifted_ids,
 )
-from sglang.srt.speculative.draft_tree import DraftBeam, DraftShape
+from sglang.srt.speculative.draft_steps import grow_trees, take_in_accepted
+from sglang.srt.speculative.draft_tree import DraftShape
 from sglang.srt.speculative.proposals import propose_sampled
 from sglang.srt.speculative.round_batch import Round
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
@@ -63,6 +73,8 @@ class EagleDrafter:
         self.slots_per_step = max(most_nodes, shape.topk * (shape.num_steps - 1))
         with draft_tp_context(owns_attention=self.owns_attention), draft_pp_context():
             self._draft = DraftRunner(load)
+        self._levels = DraftUnitRunner(partial(grow_trees, shape, self._children), self._draft.run)
+        self._accepted = DraftUnitRunner(take_in_accepted, self._draft.run)
         check_topk(shape.topk, self._draft.model.vocab_size)
         self.kv_specs = (self._draft.runner.kv_spec,)
 
@@ -88,11 +100,61 @@ class EagleDrafter:
             return 1
         return self._shape.num_nodes if self._adaptive is None else self._adaptive.steps_for(batch_size) + 1
 
+    def init_graphs(
+        self, make_backend: Callable[[], GraphBackend], table: ReqToTokenPool, *, max_requests: int
+    ) -> None:
+        """Record both units of a round for up to `max_requests` requests; other rounds go on as before.
+
+        Chains that are drawn draw on the host, so only what takes their tokens in is recorded.
+        """
+        shape, model = self._shape, self._draft.model
+        sizes = graph_sizes(table, width=shape.num_nodes, max_requests=max_requests)
+        dtype, topk = self._draft.runner.dtype, shape.topk
+        is_tree = topk > 1
+        levels = [
+            ForwardShape(ForwardMode.DECODE, topk, tail=level * topk if is_tree else 0, mask_in_unit=is_tree)
+            for level in range(1, shape.num_steps)
+        ]
+        first = [
+            BufferSpec("root_ids"),
+            BufferSpec("first_ids", shape=(topk,)),
+            BufferSpec("first_probs", dtype=torch.float32, shape=(topk,)),
+            BufferSpec("stream", dtype=dtype, shape=(model.hidden_size,)),
+        ]
+        accepted = [
+            BufferSpec("hidden", dtype=dtype, rows=shape.num_nodes, shape=(self._draft.model.feature_width,)),
+            BufferSpec("last"),
+        ]
+        units = [(self._accepted, [ForwardShape(ForwardMode.DRAFT_EXTEND, shape.num_nodes)], accepted)]
+        if levels and not self._draws_proposals:
+            units.append((self._levels, levels, first))
+        with draft_tp_context(owns_attention=self.owns_attention), draft_pp_context():
+            for unit, shapes, inputs in units:
+                unit.graph_runner = DraftGraphRunner(
+                    f"draft graphs of {len(shapes)} forwards",
+                    unit.unit,
+                    model,
+                    self._draft.runner.attn_backend,
+                    shapes=shapes,
+                    inputs=inputs,
+                    sizes=sizes,
+                    make_backend=make_backend,
+                    device=self._draft.runner.device,
+                    scope=lambda: draft_tp_context(owns_attention=self.owns_attention),
+                )
+                unit.graph_runner.graphs.capture()
+
+    @property
+    def graphs(self) -> list[CapturedGraphs]:
+        """What has to be recorded anew when weights move; empty without graphs."""
+        units = (self._levels, self._accepted)
+        return [unit.graph_runner.graphs for unit in units if unit.graph_runner is not None]
+
     def after_prompts(self, batch: ForwardBatch, hidden: torch.Tensor | None, next_ids: torch.Tensor) -> None:
         with draft_tp_context(owns_attention=self.owns_attention):
             output = self._draft.prompts(batch, shifted_ids(batch, next_ids), hidden, scores=True)
-        assert output.stream is not None
-        self._remember(batch.req_pool_indices, output.logits, output.stream[last_rows(batch)])
+        assert output.hidden is not None
+        self._remember(batch.req_pool_indices, output.logits, output.hidden[last_rows(batch)])
 
     def propose(self, round: Round, num_nodes: int) -> Proposal:
         if num_nodes == 1:
@@ -100,37 +162,41 @@ class EagleDrafter:
         topk = self._shape.topk
         shape = self._shape if topk > 1 else DraftShape(1, num_nodes - 1, num_nodes)
         rows = round.req_pool_indices
-        beam = DraftBeam(shape, round.root_ids)
+        inputs = {"root_ids": round.root_ids, "stream": self._streams[rows]}
+        batches = [
+            round.draft_level(level, topk, first=(level - 1) * topk) for level in range(1, shape.num_steps)
+        ]
         q: list[torch.Tensor] = []
         if self._draws_proposals:
-            beam.grow(self._drawn(self._first_logits[rows], round, q))
+            inputs |= {"first_ids": self._drawn(self._first_logits[rows], round, q)}
         else:
-            beam.grow(self._first_ids[rows], self._first_probs[rows])
-        stream = self._streams[rows][:, None]  # [batch, rows of the level before, hidden]
+            inputs |= {"first_ids": self._first_ids[rows], "first_probs": self._first_probs[rows]}
         with draft_tp_context(owns_attention=self.owns_attention):
-            for level in range(1, shape.num_steps):
-                frontier = beam.frontier
-                parents = frontier.parent_rows[:, :, None].expand(-1, -1, stream.shape[-1])
-                output = self._draft.level(
-                    round,
-                    frontier,
-                    (round.lengths + level - 1)[:, None].expand_as(frontier.token_ids),
-                    first=(level - 1) * topk,
-                    hidden=stream.gather(1, parents),
+            if self._draws_proposals:
+                outputs = grow_trees(
+                    shape,
+                    lambda logits: (self._drawn(logits, round, q), None),
+                    inputs,
+                    batches,
+                    self._draft.run,
                 )
-                if self._draws_proposals:
-                    beam.grow(self._drawn(output.logits, round, q))
-                else:
-                    beam.grow(*self._children(output.logits))
-                assert output.stream is not None
-                stream = output.stream.view(round.batch_size, -1, output.stream.shape[-1])
-        return Proposal(beam.tree(), torch.stack(q, dim=1) if q else None)
+            elif shape == self._shape:
+                outputs = self._levels.run(DraftWork.of(round, inputs, batches))
+            else:  # a depth that was chosen while running
+                outputs = grow_trees(shape, self._children, inputs, batches, self._draft.run)
+        tree = DraftTree(outputs["token_ids"], outputs["parents"], is_chain=topk == 1)
+        return Proposal(tree, torch.stack(q, dim=1) if q else None)
 
     def after_accepted(self, verified: VerifiedRound) -> None:
+        batch = verified.draft_batch(verified.next_ids, logit_rows_each=1)
+        assert verified.hidden is not None
+        inputs = {"hidden": verified.hidden, "last": verified.last_places()}
         with draft_tp_context(owns_attention=self.owns_attention):
-            output = self._draft.accepted(verified, verified.next_ids, verified.hidden, scores=True)
-        assert output.stream is not None
-        self._remember(verified.round.req_pool_indices, output.logits, output.stream[verified.last_rows()])
+            if verified.width == self._shape.num_nodes:
+                outputs = self._accepted.run(DraftWork.of(verified.round, inputs, [batch]))
+            else:
+                outputs = take_in_accepted(inputs, [batch], self._draft.run)
+        self._remember(verified.round.req_pool_indices, outputs["logits"], outputs["stream"])
         if self._adaptive is not None and not self._is_cut_short:
             self._adaptive.note_round(len(verified.counts), [count - 1 for count in verified.counts])
 
@@ -144,15 +210,15 @@ class EagleDrafter:
         if self.owns_attention or num_nodes == 1:
             return
         topk = self._shape.topk
+        idle = [step.of_phase(rows=topk, logit_rows=topk)] * (self._shape.num_steps - 1)
         with draft_tp_context(owns_attention=self.owns_attention):
-            for _ in range(1, self._shape.num_steps):
-                self._draft.idle(step.of_phase(rows=topk, logit_rows=topk))
+            self._levels.run(self._draft.idle_work(step, idle))
 
     def idle_accepted(self, step: DpStep, num_nodes: int) -> None:
         if self.owns_attention:
             return
         with draft_tp_context(owns_attention=self.owns_attention):
-            self._draft.idle(step.of_phase(rows=num_nodes, logit_rows=1))
+            self._accepted.run(self._draft.idle_work(step, [step.of_phase(rows=num_nodes, logit_rows=1)]))
 
     def _remember(self, req_pool_indices: torch.Tensor, logits: torch.Tensor, stream: torch.Tensor) -> None:
         self._streams[req_pool_indices] = stream

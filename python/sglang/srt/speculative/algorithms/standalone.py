@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode
+from sglang.srt.batch.spec_input import SpecInput
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import KVPools
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.speculative.base_spec_worker import Proposal
@@ -69,16 +70,25 @@ class StandaloneDrafter:
             for depth in range(shape.num_steps):
                 frontier = beam.frontier
                 positions = (round.lengths + depth).clamp(max=self._context_len - 1)
-                output = self._draft.level(
-                    round, frontier, positions[:, None].expand_as(frontier.token_ids), first=first
+                width = frontier.token_ids.shape[1]
+                output = self._draft.run(
+                    depth,
+                    round.forward_batch(
+                        ForwardMode.DECODE,
+                        frontier.token_ids,
+                        positions[:, None].expand(-1, width),
+                        first=first,
+                        spec=SpecInput(width, tail_mask=frontier.tail_mask),
+                        logit_rows_each=width,
+                    ),
                 )
                 beam.grow(*best_children(output.logits, shape.topk))
-                first += frontier.token_ids.shape[1]
+                first += width
         return Proposal(beam.tree())
 
     def after_accepted(self, verified: VerifiedRound) -> None:
         with draft_tp_context(owns_attention=self.owns_attention):
-            self._draft.accepted(verified, verified.node_ids, None, scores=False)
+            self._draft.run(0, verified.draft_batch(verified.node_ids, logit_rows_each=0))
 
     def idle_prompts(self, step: DpStep) -> None:
         with draft_tp_context(owns_attention=self.owns_attention):

@@ -106,7 +106,7 @@ def test_an_accepted_path_moves_to_the_front_with_its_hidden_rows() -> None:
     assert numbers(made, [5, 6, 7]) == [5, 6, 7]
     assert verified.node_ids.tolist() == [[50, 52, 54, 50, 50], [60, 60, 60, 60, 60]]
     assert verified.next_ids.tolist() == [[52, 54, 7, 0, 0], [8, 0, 0, 0, 0]]
-    assert verified.counts == [3, 1] and verified.last_rows().tolist() == [2, 5]
+    assert verified.counts == [3, 1] and verified.last_places().tolist() == [2, 0]
     assert verified.hidden is not None
     assert verified.hidden[:, 0].tolist() == [0, 2, 4, 0, 0, 5, 5, 5, 5, 5]
 
@@ -123,7 +123,7 @@ def test_all_sources_are_read_before_a_slot_is_written() -> None:
 def test_a_request_that_failed_at_its_root_keeps_one_row_of_no_meaning() -> None:
     failed = [Accepted([], [], "not finite"), Accepted([0, 1], [61, 3])]
     verified = keep_accepted(round_of(), tree(), failed, pool(), None)
-    assert verified.counts == [1, 2] and verified.last_rows().tolist() == [0, 6]
+    assert verified.counts == [1, 2] and verified.last_places().tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -126,7 +126,10 @@ class Scheduler:
             self._may_decode(has_prompt=False)
             return Plan()
         self.receiver.expire(now)
-        plan = self.planner.plan(may_start=may_start, may_decode=self._may_decode)
+        prompts_wait = self._dp_attn is not None and self._dp_attn.prompts_wait
+        plan = self.planner.plan(
+            may_start=may_start, may_prefill=not prompts_wait, may_decode=self._may_decode
+        )
         self.load.num_retractions += len(plan.retracted)
         for req in plan.ended:
             self.streamer.collect(req)
@@ -136,7 +139,7 @@ class Scheduler:
         """Whether this replica may decode in this step, with `has_prompt` what it has planned so far."""
         if self._dp_attn is None or not self._has_draft:
             return not has_prompt
-        return self._dp_attn.may_decode(has_prompt=has_prompt)
+        return self._dp_attn.may_decode(has_prompt=has_prompt, has_running=bool(self.queues.running))
 
     def _agree(self, dp_attn: DpAttnSync, plan: Plan) -> Agreement:
         agreement = dp_attn.agree(

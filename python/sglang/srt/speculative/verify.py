@@ -39,6 +39,7 @@ class VerifiedRound:
     node_ids: torch.Tensor  # [batch, N]: the token of each node on the path
     next_ids: torch.Tensor  # [batch, N]: the token that each node on the path gave, 0 in padding
     counts: list[int]  # at least 1: a request that failed at its root keeps one row of no meaning
+    drawn: list[list[int]]  # the tokens that each request got; none of one that failed at its root
     hidden: torch.Tensor | None  # [batch * N, features]: the target's captured rows, in the order of the path
 
     @property
@@ -113,7 +114,8 @@ def keep_accepted(
     if hidden is not None:
         first = torch.arange(0, batch * width, width, device=device)[:, None]
         hidden = hidden.index_select(0, (first + paths).reshape(-1))
-    return VerifiedRound(round, tree.token_ids.gather(1, paths), next_ids, counts, hidden)
+    drawn = [one.token_ids for one in accepted]
+    return VerifiedRound(round, tree.token_ids.gather(1, paths), next_ids, counts, drawn, hidden)
 
 
 def _move(round: Round, accepted: list[Accepted], pool: PagedKVPool) -> None:

@@ -166,7 +166,7 @@ def _own_slots() -> Iterator[None]:
 @contextmanager
 def _no_vote() -> Iterator[None]:
     """A replica decodes unless it has a prompt itself."""
-    with replaced((DpAttnSync, "may_decode"), by=lambda sync, *, has_prompt: not has_prompt):
+    with replaced((DpAttnSync, "may_decode"), by=lambda sync, *, has_prompt, **rest: not has_prompt):
         yield
 
 

@@ -16,6 +16,11 @@ from sglang.srt.messages.io_struct import DispatchedReq, Message
 from sglang.srt.model_executor.result_broadcast import plan_checksum
 from sglang.srt.runtime_context import get_parallel
 
+#: With a draft, steps with prompts in a row after which replicas that wait to decode do so once.
+MAX_PROMPT_STEPS = 4
+#: Votes on a step: a prompt is planned; or none is, and requests run. 0: neither.
+_PROMPT, _COULD_DECODE = 1, 2
+
 
 class ReplicaFacts(NamedTuple):
     """What one replica tells the others in a step; plain integers, gathered as one row."""
@@ -76,6 +81,7 @@ class DpAttnSync:
         self._num_received = 0
         self._dispatched = [0] * self._num_replicas
         self._all_arrived = True
+        self._num_prompt_steps = 0  # in a row, while some replica could have decoded
 
     def count_received(self, message: Message) -> None:
         """Count a message of the leader's channel; a dispatch note says how many each replica was sent."""
@@ -94,13 +100,22 @@ class DpAttnSync:
         """True on the ranks of replica 0 once every replica has what it was sent."""
         return self._is_first and self._all_arrived
 
-    def may_decode(self, *, has_prompt: bool) -> bool:
+    @property
+    def prompts_wait(self) -> bool:
+        """Whether this step is for decoding alone, on every rank: too many before it had prompts."""
+        return self._num_prompt_steps >= MAX_PROMPT_STEPS
+
+    def may_decode(self, *, has_prompt: bool, has_running: bool) -> bool:
         """Whether no replica has planned a prompt for this step; asked once a step where there is a draft.
 
         Prompts and verify rounds have different collectives, so a step has either. `has_prompt` must say what
         is planned, not what waits: a prompt that finds no room would keep everybody from decoding for ever.
         """
-        return not any(row[0] for row in gather_from_replicas(("has_prompt",), (int(has_prompt),)))
+        mine = _PROMPT if has_prompt else _COULD_DECODE if has_running else 0
+        votes = [vote for (vote,) in gather_from_replicas(("vote on prompts",), (mine,))]
+        some_prompt, someone_waits = _PROMPT in votes, _COULD_DECODE in votes
+        self._num_prompt_steps = self._num_prompt_steps + 1 if some_prompt and someone_waits else 0
+        return not some_prompt
 
     def agree(self, *, stopping: bool, has_requests: bool, batch: ForwardBatch | None) -> Agreement:
         """Exchange what each replica is about to do; every rank of the tensor group calls it once a step."""

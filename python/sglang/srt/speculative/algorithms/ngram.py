@@ -60,8 +60,9 @@ class NgramDrafter:
             return
         recent_ids = verified.round.recent_ids
         assert recent_ids is not None
-        for before, count, drawn in zip(recent_ids, verified.counts, verified.next_ids.tolist(), strict=True):
-            self._corpus.insert([*before, *drawn[:count]], count)
+        for before, drawn in zip(recent_ids, verified.drawn, strict=True):
+            if drawn:
+                self._corpus.insert([*before, *drawn], len(drawn))
 
     def idle_prompts(self, step: DpStep) -> None:
         """Nothing is exchanged."""

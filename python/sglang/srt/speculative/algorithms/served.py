@@ -68,7 +68,7 @@ def _make_standalone(setup: DraftSetup) -> StandaloneDrafter:
         model.limit_vocabulary(setup.target.vocab_size)
         return model
 
-    return StandaloneDrafter(load, setup.shape, context_len=config.context_len)
+    return StandaloneDrafter(load, setup.shape, reach=config.max_position_embeddings)
 
 
 def _make_ngram(setup: DraftSetup) -> NgramDrafter:

@@ -26,7 +26,8 @@ from sglang.srt.speculative.verify import VerifiedRound
 class StandaloneDrafter:
     """Drafts with a model of its own.
 
-    `context_len` is how far that model reaches: a round that would draft beyond it proposes nothing.
+    `reach` is how many positions that model knows: beyond them it guesses at its last one, for what it is
+    worth.
     """
 
     owns_attention = False
@@ -38,10 +39,10 @@ class StandaloneDrafter:
         load: Callable[[torch.dtype, torch.device], DecoderForCausalLM],
         shape: DraftShape,
         *,
-        context_len: int,
+        reach: int,
     ) -> None:
         self._shape = shape
-        self._context_len = context_len
+        self._reach = reach
         # The root, and one frontier a level but the last one; beside the target's nodes.
         self.slots_per_step = max(shape.num_nodes, 1 + shape.topk * (shape.num_steps - 1))
         with draft_tp_context(owns_attention=self.owns_attention), draft_pp_context():
@@ -69,7 +70,7 @@ class StandaloneDrafter:
         with draft_tp_context(owns_attention=self.owns_attention):
             for depth in range(shape.num_steps):
                 frontier = beam.frontier
-                positions = (round.lengths + depth).clamp(max=self._context_len - 1)
+                positions = (round.lengths + depth).clamp(max=self._reach - 1)
                 width = frontier.token_ids.shape[1]
                 output = self._draft.run(
                     depth,

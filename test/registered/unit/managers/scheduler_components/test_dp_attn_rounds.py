@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.managers.scheduler_components.dp_attn import ReplicaFacts
+from sglang.srt.managers.scheduler_components.dp_attn import MAX_PROMPT_STEPS, ReplicaFacts
 from sglang.srt.managers.scheduler_components.planning.prefill_delayer import Vote
 from sglang.srt.messages.io_struct import AbortReq, ShutdownReq
-from sglang.test.fakes.fake_channel import answers
+from sglang.test.fakes.fake_channel import FakeChannel, answers
 from sglang.test.fakes.fake_group import FakeGroup, Row
 from sglang.test.fakes.fake_worker import expected_output
 from sglang.test.fakes.scheduler_driver import create_scheduler, make_request
@@ -45,7 +45,7 @@ class Other:
     def __call__(self, mine: Row) -> list[Row]:
         if len(mine) == 1:
             self.gathers.append("vote")
-            self.votes.append(mine[0])
+            self.votes.append(int(mine[0] == 1))
             return [mine, [self.facts.is_extend]]
         if len(mine) == len(Vote._fields):
             self.gathers.append("delayer")
@@ -209,3 +209,25 @@ def test_an_abort_in_a_step_of_prompts_elsewhere_gives_everything_back() -> None
     scheduler.step()
     assert scheduler.queues.is_idle and scheduler.kv.used() == 0
     scheduler.invariants.check_idle()
+
+
+def test_prompts_of_one_replica_stop_another_for_a_few_steps_at_most() -> None:
+    """Without a bound a replica that gets a prompt in every step would keep the others from decoding."""
+    scheduler, other = replica()
+    channel = scheduler.channel
+    assert isinstance(channel, FakeChannel)
+    channel.inbox.append(make_request("mine", PROMPT, 20))
+    scheduler.step()
+    (req,) = scheduler.queues.running
+    held_up, longest = 0, 0
+    while req.finish_reason is None:
+        assert scheduler._dp_attn is not None
+        waits = scheduler._dp_attn.prompts_wait
+        other.facts = NOTHING if waits else PROMPTS_TOO  # it has a prompt in every step in which it may
+        before = len(req.output_ids)
+        scheduler.step()
+        held_up = 0 if len(req.output_ids) > before else held_up + 1
+        longest = max(longest, held_up)
+        assert (held_up == 0) == waits
+    assert longest == MAX_PROMPT_STEPS
+    assert answers(channel)["mine"].ids == expected_output(PROMPT, 20)

@@ -43,13 +43,14 @@ class BatchPlanner:
         """Whether a waiting request may start, as far as the queues tell."""
         return self._prefill.can_start
 
-    def plan(self, *, may_start: bool, may_decode: Callable[[bool], bool]) -> Plan:
+    def plan(self, *, may_start: bool, may_prefill: bool = True, may_decode: Callable[[bool], bool]) -> Plan:
         """The next step's work. Slots of the batch are allocated when it returns.
 
-        Without `may_start` no waiting request starts; a prompt that is partly computed goes on. `may_decode`
-        is asked once, with whether there are prompts in this step.
+        Without `may_start` no waiting request starts; a prompt that is partly computed goes on, unless
+        `may_prefill` says that this step is for decoding. `may_decode` is asked once, with whether there are
+        prompts in this step.
         """
-        parts = self._prefill.plan(may_start=may_start)
+        parts = self._prefill.plan(may_start=may_start) if may_prefill else []
         decodes = may_decode(bool(parts))
         if parts:
             return Plan(batch=make_prefill_batch(parts, self.device))

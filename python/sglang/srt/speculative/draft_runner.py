@@ -1,7 +1,7 @@
-"""Owns a draft model's forwards: one level of a tree, a prompt, the accepted tokens of a round.
+"""Owns a draft model over the target's slots: its forwards, those over prompts, its part where it is idle.
 
 Used by drafters with a model, always inside their scope. It must not know which tokens to feed or where a
-draft's state is kept.
+draft's state is kept; what a round runs is in `draft_steps.py` and in the drafters.
 """
 
 from __future__ import annotations

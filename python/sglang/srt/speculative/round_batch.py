@@ -56,8 +56,10 @@ class Round:
         return self.req_to_token[self.req_pool_indices[:, None], columns]
 
     def draft_level(self, level: int, width: int, *, first: int) -> ForwardBatch:
-        """A draft's forward over `width` nodes of each request that continue those of position
-        `lengths[b] + level - 1`; which tokens they are is known when the level before has run."""
+        """A draft's forward over `width` nodes of each request, all at position `lengths[b] + level - 1`.
+
+        Which tokens they are is known when the level before has run.
+        """
         rows = self.lengths[:, None].expand(-1, width)
         return self.forward_batch(
             ForwardMode.DECODE,
@@ -85,7 +87,7 @@ class Round:
         one written. `logit_rows_each` is how many rows of each request are scored.
         """
         width = spec.width
-        end = first + width
+        end, step = first + width, self.dp_step
         return ForwardBatch(
             forward_mode=mode,
             input_ids=token_ids.reshape(-1),
@@ -96,12 +98,7 @@ class Round:
             seq_lens_list=[length + end for length in self.lengths_list],
             extend_lens=[width] * self.batch_size,
             sampling_states=list(self.sampling_states),
-            dp_step=phase_step(self.dp_step, rows=width, logit_rows=logit_rows_each),
+            dp_step=step and step.of_phase(rows=width, logit_rows=logit_rows_each),
             spec=spec,
             capture_hidden=capture_hidden,
         )
-
-
-def phase_step(step: DpStep | None, *, rows: int, logit_rows: int) -> DpStep | None:
-    """The data-parallel step of one phase of a round; None where there are no replicas."""
-    return None if step is None else step.of_phase(rows=rows, logit_rows=logit_rows)

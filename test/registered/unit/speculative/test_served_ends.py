@@ -211,7 +211,7 @@ def test_the_end_of_the_context_is_the_same_token(lab: SpecLab, algorithm: str) 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_proposal_that_is_not_finite_fails_nobody(lab: SpecLab, algorithm: str, shape: str) -> None:
-    """Its rows reach the others of its request; a request that has the token itself fails as it must."""
+    """No row that does not see it is spoilt; a request that has the token itself fails as it must."""
     broken = 401
     requests = [ask("d", 12), ask("f", 12, logprob_start_len=0), make_request("bad", [broken, 7], 12)]
     with lab.drafted(algorithm, "random", shape) as stage:

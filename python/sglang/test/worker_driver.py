@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, GenerationBatchResult
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode, GenerationBatchResult
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.configs.model_config import ModelConfig
@@ -115,16 +115,19 @@ class WorkerDriver:
             self.step([(seq, 1) for seq in seqs], decode=True)
         return [seq.ids[start:] for seq, start in zip(seqs, starts, strict=True)]
 
-    def round(self, seqs: Sequence[DrivenSequence], *, is_narrow: bool = False) -> GenerationBatchResult:
+    def round(
+        self, seqs: Sequence[DrivenSequence], *, is_narrow: bool = False, dp_step: DpStep | None = None
+    ) -> GenerationBatchResult:
         """One round of a worker with a draft; what each sequence got is appended.
 
-        With `is_narrow` they have one slot each, as when the pool is full.
+        With `is_narrow` they have one slot each, as when the pool is full. `dp_step` is what replicas agreed
+        on, its slots included.
         """
         slots = 1 if is_narrow else self.worker.slots_per_step
         for seq in seqs:
             self._take_slots(seq, seq.cached + slots)
         batch = self.batch([(seq, 1) for seq in seqs], decode=True)
-        batch.slots_per_request = slots
+        batch.slots_per_request, batch.dp_step = slots, dp_step
         if self.worker.num_recent_ids:
             batch.recent_ids = [seq.ids[-self.worker.num_recent_ids :] for seq in seqs]
         result = self.worker.forward_batch_generation(batch)

@@ -155,8 +155,7 @@ class RowParallelLinear(nn.Module):
         share = AxisShare.even(in_features, self.rank, self.width) if share is None else share
         place = Place(f"{name}.weight", (out_features, in_features), 1, 0, share)
         method.create_weights(self, (out_features, share.room), [place], dtype)
-        full = [Place.full(f"{name}.bias", (out_features,))]
-        self.bias = LoadableParameter(torch.empty(out_features, dtype=dtype), full) if bias else None
+        self.bias = _whole_bias(name, out_features, dtype) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.width == 1 or not self.reduce_results:
@@ -188,8 +187,14 @@ class ReplicatedLinear(nn.Module):
         super().__init__()
         shape = (out_features, in_features)
         method.create_weights(self, shape, [Place.full(f"{name}.weight", shape)], dtype)
-        full = [Place.full(f"{name}.bias", (out_features,))]
-        self.bias = LoadableParameter(torch.empty(out_features, dtype=dtype), full) if bias else None
+        self.bias = _whole_bias(name, out_features, dtype) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.stored.apply(x, self.bias)
+
+
+def _whole_bias(name: str, out_features: int, dtype: torch.dtype) -> LoadableParameter:
+    """A bias that every rank holds whole."""
+    return LoadableParameter(
+        torch.empty(out_features, dtype=dtype), [Place.full(f"{name}.bias", (out_features,))]
+    )

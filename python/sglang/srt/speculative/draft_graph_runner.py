@@ -43,11 +43,12 @@ class DraftWork:
     """One round of `num_requests` requests: what the unit takes.
 
     `most_requests` are those of the largest attention replica; an idle one brings none of its own, and its
-    batches are empty.
+    batches are empty. `widths`: the rows of a request in each forward, in every replica.
     """
 
     num_requests: int
     most_requests: int
+    widths: Sequence[int]
     inputs: Mapping[str, torch.Tensor]
     batches: Sequence[ForwardBatch]
 
@@ -60,7 +61,8 @@ class DraftWork:
         most = (
             round.batch_size if step is None or get_parallel().attn_dp_size == 1 else max(step.num_requests)
         )
-        return cls(round.batch_size, most, inputs, batches)
+        widths = [batch.spec.width for batch in batches if batch.spec is not None]
+        return cls(round.batch_size, most, widths, inputs, batches)
 
 
 class DraftUnitRunner:
@@ -122,7 +124,9 @@ class DraftGraphRunner(BaseRunner[DraftWork, dict[str, torch.Tensor]]):
         self.graphs = CapturedGraphs(recipe, sizes.requests)
 
     def can_run(self, work: DraftWork) -> bool:
-        return self.graphs.size_for(work.most_requests) is not None
+        """Whether a graph has the forwards of this work, and is large enough: alike in every replica."""
+        widths = [static.shape.width for static in self.forwards]
+        return list(work.widths) == widths and self.graphs.size_for(work.most_requests) is not None
 
     def run(self, work: DraftWork) -> dict[str, torch.Tensor]:
         """Stage, replay, slice and copy: what a draft gives outlives the next replay."""

@@ -6,18 +6,24 @@ draft's state is kept; what a round runs is in `draft_steps.py` and in the draft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Generic
 
 import torch
+from torch import nn
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
 from sglang.srt.batch.spec_input import SpecInput
 from sglang.srt.layers.attention.base_attn_backend import KVPool
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.model_runner import Model, ModelRunner
-from sglang.srt.speculative.draft_graph_runner import DraftWork
+from sglang.srt.model_executor.runner.captured_graphs import CapturedGraphs
+from sglang.srt.model_executor.runner.static_batch import ForwardShape, GraphSizes
+from sglang.srt.model_executor.runner_backend.base import GraphBackend
+from sglang.srt.model_executor.runner_utils.buffers import BufferSpec
+from sglang.srt.speculative.draft_graph_runner import DraftGraphRunner, DraftUnitRunner, DraftWork
 
 
 class DraftRunner(Generic[Model]):
@@ -51,10 +57,43 @@ class DraftRunner(Generic[Model]):
         """This replica's part of a forward of the others."""
         self.runner.forward(ForwardBatch.idle(step, self.runner.device))
 
-    def idle_work(self, step: DpStep, forwards: Sequence[DpStep]) -> DraftWork:
-        """This replica's part of a unit of the others, one step a forward."""
-        batches = [ForwardBatch.idle(each, self.runner.device) for each in forwards]
-        return DraftWork(0, max(step.num_requests), {}, batches)
+    def idle_work(self, step: DpStep, forwards: Sequence[tuple[int, int]]) -> DraftWork:
+        """This replica's part of a unit of the others: rows of a request in each forward, all and scored."""
+        phases = [step.of_phase(rows=rows, logit_rows=scored) for rows, scored in forwards]
+        batches = [ForwardBatch.idle(phase, self.runner.device) for phase in phases]
+        return DraftWork(0, max(step.num_requests), [rows for rows, _ in forwards], {}, batches)
+
+    def record(
+        self,
+        unit: DraftUnitRunner,
+        shapes: Sequence[ForwardShape],
+        inputs: Sequence[BufferSpec],
+        *,
+        sizes: GraphSizes,
+        make_backend: Callable[[], GraphBackend],
+        scope: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """From now on `unit` is replayed where its work fits; `scope` is the draft's own, for recapture."""
+        model: object = self.model
+        assert isinstance(model, nn.Module)  # its weights must stay where the graph has read them
+        unit.graph_runner = DraftGraphRunner(
+            f"draft graphs of {len(shapes)} forwards",
+            unit.unit,
+            model,
+            self.runner.attn_backend,
+            shapes=shapes,
+            inputs=inputs,
+            sizes=sizes,
+            make_backend=make_backend,
+            device=self.runner.device,
+            scope=scope,
+        )
+        unit.graph_runner.graphs.capture()
+
+
+def recorded_graphs(units: Iterable[DraftUnitRunner]) -> list[CapturedGraphs]:
+    """What has to be recorded anew when weights move; empty where no unit is recorded."""
+    return [unit.graph_runner.graphs for unit in units if unit.graph_runner is not None]
 
 
 def last_rows(batch: ForwardBatch) -> torch.Tensor:

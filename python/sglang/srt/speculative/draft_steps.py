@@ -1,4 +1,4 @@
-"""Owns what an EAGLE draft does in a round, as functions of tensors: grow trees, take in what was accepted.
+"""Owns what a draft model does in a round, as functions of tensors: grow trees, take in what was accepted.
 
 Run by its drafter, one operation after another or recorded as one graph. They take numbers of rows from
 shapes, and read neither a length nor a value of a tensor on the host.
@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch
+from sglang.srt.batch.spec_input import DraftTree
 from sglang.srt.model_executor.runner_backend.base import Outputs
 from sglang.srt.speculative.draft_graph_runner import RunForward
 from sglang.srt.speculative.draft_tree import DraftBeam, DraftShape
@@ -49,8 +50,28 @@ def grow_trees(
         beam.grow(*children(output.logits))
         assert output.hidden is not None
         stream = output.hidden.view(*frontier.token_ids.shape, width)
-    tree = beam.tree()
-    return {"token_ids": tree.token_ids, "parents": tree.parents}
+    return _as_outputs(beam.tree())
+
+
+def grow_trees_from_roots(
+    shape: DraftShape,
+    children: BestChildren,
+    inputs: Mapping[str, torch.Tensor],
+    batches: Sequence[ForwardBatch],
+    run: RunForward,
+) -> Outputs:
+    """All levels of the trees of a round, by a draft that reads tokens alone; answers as `grow_trees` does.
+
+    inputs: `root_ids` [batch]. The first batch is one row a request, the root; each further level has k.
+    """
+    beam = DraftBeam(shape, inputs["root_ids"], root_in_tail=True)
+    for level, batch in enumerate(batches):
+        frontier = beam.frontier
+        assert batch.spec is not None
+        spec = replace(batch.spec, tail_mask=frontier.tail_mask)
+        output = run(level, replace(batch, input_ids=frontier.token_ids.reshape(-1), spec=spec))
+        beam.grow(*children(output.logits))
+    return _as_outputs(beam.tree())
 
 
 def take_in_accepted(
@@ -69,3 +90,18 @@ def take_in_accepted(
     output = run(0, replace(batch, spec=replace(batch.spec, hidden=inputs["hidden"], logit_rows=rows)))
     assert output.hidden is not None
     return {"logits": output.logits, "stream": output.hidden.index_select(0, rows)}
+
+
+def take_in_tokens(
+    inputs: Mapping[str, torch.Tensor], batches: Sequence[ForwardBatch], run: RunForward
+) -> Outputs:
+    """The tokens of accepted paths, by a draft that reads tokens alone: they are in its cache afterwards."""
+    (batch,) = batches
+    assert batch.spec is not None
+    no_rows = batch.input_ids.new_empty(0)
+    run(0, replace(batch, spec=replace(batch.spec, logit_rows=no_rows)))
+    return {}
+
+
+def _as_outputs(tree: DraftTree) -> Outputs:
+    return {"token_ids": tree.token_ids, "parents": tree.parents}

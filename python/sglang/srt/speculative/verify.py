@@ -54,14 +54,14 @@ class VerifiedRound:
         """A draft's forward over the rows of the path, at the positions from `lengths[b]` on.
 
         What lies behind the last accepted node is of no meaning, and the next round writes its slots again.
-        `logit_rows_each` is how many rows of each request will be scored.
+        `logit_rows_each` is how many rows of each request the draft will score.
         """
         offsets = torch.arange(self.width, device=token_ids.device)
         return self.round.forward_batch(
             ForwardMode.DRAFT_EXTEND,
             token_ids,
             self.round.lengths[:, None] + offsets,
-            spec=SpecInput(self.width, logit_rows=None if logit_rows_each else token_ids.new_empty(0)),
+            spec=SpecInput(self.width),
             logit_rows_each=logit_rows_each,
         )
 

@@ -119,8 +119,9 @@ def random_work(cases, name, sequences):
     count = len(sequences)
     high = 3 if name == "extend" else 511
     numbers = torch.randint(0, high + 1, (count, *spec.shape), generator=cases.draw)
-    batches = draft_batches(cases, sequences, [shape.width for shape in shapes], shapes[0].mode)
-    return DraftWork(count, count, {spec.name: numbers}, batches)
+    widths = [shape.width for shape in shapes]
+    batches = draft_batches(cases, sequences, widths, shapes[0].mode)
+    return DraftWork(count, count, widths, {spec.name: numbers}, batches)
 
 
 @torch.inference_mode()
@@ -166,13 +167,14 @@ def test_an_idle_replica_replays_the_size_of_the_largest(cases):
     runner = graph_runner(cases, "tree")
     none = torch.empty(0, dtype=torch.int64)
     idle = ForwardBatch(ForwardMode.IDLE, none, none, none, none, none, [], [], [])
-    work = DraftWork(0, 3, {"ids": torch.empty(0, K, dtype=torch.int64)}, [idle] * STEPS)
+    work = DraftWork(0, 3, [K] * STEPS, {"ids": torch.empty(0, K, dtype=torch.int64)}, [idle] * STEPS)
     with torch.inference_mode():
         assert runner.run(work)["ids"].shape == (0, K)
     assert cases.backends[0].replays[-1].size == 4
     assert not runner.can_run(dataclasses.replace(work, most_requests=5))
     with pytest.raises(RuntimeError, match="no graph is captured for 5 requests"):
         runner.run(dataclasses.replace(work, most_requests=5))
+    assert not runner.can_run(dataclasses.replace(work, widths=[1] * STEPS)), "rounds of other widths"
 
 
 def test_page_zero_stays_finite_whatever_pads_a_tree(cases):

@@ -18,8 +18,7 @@ ALGORITHMS = pathlib.Path(algorithms.__path__[0])
 SCOPE, PIPELINE = "draft_tp_context", "draft_pp_context"
 #: What makes or runs a draft's model; `DraftRunner` itself and what it is made of stand below the algorithms.
 DRAFT_CALLS = frozenset(
-    {"DraftRunner", "init_attention_backend", "prompts", "run", "grow_trees", "take_in_accepted", "idle"}
-    | {"DraftGraphRunner", "capture"}
+    {"DraftRunner", "init_attention_backend", "prompts", "run", "grow_trees", "idle", "record"}
 )
 
 PHASES = {"after_prompts", "propose", "after_accepted", "idle_prompts", "idle_propose", "idle_accepted"}
@@ -29,9 +28,8 @@ SITES = {
     **{
         (drafter, phase): True
         for drafter in ("EagleDrafter", "StandaloneDrafter")
-        for phase in ("__init__", "init_pools")
+        for phase in ("__init__", "init_pools", "init_graphs")
     },
-    ("EagleDrafter", "init_graphs"): True,
 }
 
 

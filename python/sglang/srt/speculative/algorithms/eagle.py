@@ -26,13 +26,14 @@ from sglang.srt.models.drafts.registry import DraftModel
 from sglang.srt.runtime_context import max_speculative_num_draft_tokens
 from sglang.srt.speculative.adaptive import AdaptiveSteps
 from sglang.srt.speculative.base_spec_worker import Proposal
-from sglang.srt.speculative.draft_graph_runner import DraftGraphRunner, DraftUnitRunner, DraftWork
+from sglang.srt.speculative.draft_graph_runner import DraftUnitRunner, DraftWork
 from sglang.srt.speculative.draft_runner import (
     DraftRunner,
     best_children,
     check_topk,
     last_rows,
     prompts_step,
+    recorded_graphs,
     shifted_ids,
 )
 from sglang.srt.speculative.draft_steps import grow_trees, take_in_accepted
@@ -130,25 +131,19 @@ class EagleDrafter:
             units.append((self._levels, levels, first))
         with draft_tp_context(owns_attention=self.owns_attention), draft_pp_context():
             for unit, shapes, inputs in units:
-                unit.graph_runner = DraftGraphRunner(
-                    f"draft graphs of {len(shapes)} forwards",
-                    unit.unit,
-                    model,
-                    self._draft.runner.attn_backend,
-                    shapes=shapes,
-                    inputs=inputs,
+                self._draft.record(
+                    unit,
+                    shapes,
+                    inputs,
                     sizes=sizes,
                     make_backend=make_backend,
-                    device=self._draft.runner.device,
                     scope=lambda: draft_tp_context(owns_attention=self.owns_attention),
                 )
-                unit.graph_runner.graphs.capture()
 
     @property
     def graphs(self) -> list[CapturedGraphs]:
         """What has to be recorded anew when weights move; empty without graphs."""
-        units = (self._levels, self._accepted)
-        return [unit.graph_runner.graphs for unit in units if unit.graph_runner is not None]
+        return recorded_graphs((self._levels, self._accepted))
 
     def after_prompts(self, batch: ForwardBatch, hidden: torch.Tensor | None, next_ids: torch.Tensor) -> None:
         with draft_tp_context(owns_attention=self.owns_attention):
@@ -184,7 +179,7 @@ class EagleDrafter:
                 outputs = self._levels.run(DraftWork.of(round, inputs, batches))
             else:  # a depth that was chosen while running
                 outputs = grow_trees(shape, self._children, inputs, batches, self._draft.run)
-        tree = DraftTree(outputs["token_ids"], outputs["parents"], is_chain=topk == 1)
+        tree = DraftTree(**outputs, is_chain=topk == 1)
         return Proposal(tree, torch.stack(q, dim=1) if q else None)
 
     def after_accepted(self, verified: VerifiedRound) -> None:
@@ -192,10 +187,7 @@ class EagleDrafter:
         assert verified.hidden is not None
         inputs = {"hidden": verified.hidden, "last": verified.last_places()}
         with draft_tp_context(owns_attention=self.owns_attention):
-            if verified.width == self._shape.num_nodes:
-                outputs = self._accepted.run(DraftWork.of(verified.round, inputs, [batch]))
-            else:
-                outputs = take_in_accepted(inputs, [batch], self._draft.run)
+            outputs = self._accepted.run(DraftWork.of(verified.round, inputs, [batch]))
         self._remember(verified.round.req_pool_indices, outputs["logits"], outputs["stream"])
         if self._adaptive is not None and not self._is_cut_short:
             self._adaptive.note_round(len(verified.counts), [count - 1 for count in verified.counts])
@@ -210,15 +202,15 @@ class EagleDrafter:
         if self.owns_attention or num_nodes == 1:
             return
         topk = self._shape.topk
-        idle = [step.of_phase(rows=topk, logit_rows=topk)] * (self._shape.num_steps - 1)
+        levels = [(topk, topk)] * (self._shape.num_steps - 1)
         with draft_tp_context(owns_attention=self.owns_attention):
-            self._levels.run(self._draft.idle_work(step, idle))
+            self._levels.run(self._draft.idle_work(step, levels))
 
     def idle_accepted(self, step: DpStep, num_nodes: int) -> None:
         if self.owns_attention:
             return
         with draft_tp_context(owns_attention=self.owns_attention):
-            self._accepted.run(self._draft.idle_work(step, [step.of_phase(rows=num_nodes, logit_rows=1)]))
+            self._accepted.run(self._draft.idle_work(step, [(num_nodes, 1)]))
 
     def _remember(self, req_pool_indices: torch.Tensor, logits: torch.Tensor, stream: torch.Tensor) -> None:
         self._streams[req_pool_indices] = stream

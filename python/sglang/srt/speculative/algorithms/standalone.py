@@ -8,16 +8,32 @@ the target, and under attention data parallelism it follows the target's layout.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode
-from sglang.srt.batch.spec_input import SpecInput
+from sglang.srt.batch.spec_input import DraftTree
+from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
+from sglang.srt.model_executor.model_runner_components.graph_setup import graph_sizes
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import KVPools
+from sglang.srt.model_executor.runner.captured_graphs import CapturedGraphs
+from sglang.srt.model_executor.runner.static_batch import ForwardShape
+from sglang.srt.model_executor.runner_backend.base import GraphBackend
+from sglang.srt.model_executor.runner_utils.buffers import BufferSpec
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.speculative.base_spec_worker import Proposal
-from sglang.srt.speculative.draft_runner import DraftRunner, best_children, check_topk, prompts_step
-from sglang.srt.speculative.draft_tree import DraftBeam, DraftShape
+from sglang.srt.speculative.draft_graph_runner import DraftUnitRunner, DraftWork
+from sglang.srt.speculative.draft_runner import (
+    DraftRunner,
+    best_children,
+    check_topk,
+    prompts_step,
+    recorded_graphs,
+)
+from sglang.srt.speculative.draft_steps import grow_trees_from_roots, take_in_tokens
+from sglang.srt.speculative.draft_tree import DraftShape
 from sglang.srt.speculative.round_batch import Round
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.speculative.verify import VerifiedRound
@@ -43,10 +59,16 @@ class StandaloneDrafter:
     ) -> None:
         self._shape = shape
         self._reach = reach
-        # The root, and one frontier a level but the last one; beside the target's nodes.
-        self.slots_per_step = max(shape.num_nodes, 1 + shape.topk * (shape.num_steps - 1))
+        # The rows of a request on each level: the root, then one frontier a level but the last one.
+        self._widths = [1, *[shape.topk] * (shape.num_steps - 1)]
+        self.slots_per_step = max(
+            shape.num_nodes, sum(self._widths)
+        )  # the target's nodes, or the draft's rows
         with draft_tp_context(owns_attention=self.owns_attention), draft_pp_context():
             self._draft = DraftRunner(load)
+        children = partial(best_children, topk=shape.topk)
+        self._levels = DraftUnitRunner(partial(grow_trees_from_roots, shape, children), self._draft.run)
+        self._accepted = DraftUnitRunner(take_in_tokens, self._draft.run)
         check_topk(shape.topk, self._draft.model.lm_head.vocab_size)
         self.kv_specs = (self._draft.runner.kv_spec,)
 
@@ -57,6 +79,35 @@ class StandaloneDrafter:
     def num_nodes(self, batch_size: int, slots: int) -> int:
         return self._shape.num_nodes if slots >= self.slots_per_step else 1
 
+    def init_graphs(
+        self, make_backend: Callable[[], GraphBackend], table: ReqToTokenPool, *, max_requests: int
+    ) -> None:
+        """Record both units of a round for up to `max_requests` requests; other rounds go on as before."""
+        shape = self._shape
+        levels = [ForwardShape(ForwardMode.DECODE, 1)]
+        for level in range(1, shape.num_steps):
+            tail = 0 if shape.is_chain else sum(self._widths[: level + 1])
+            levels.append(ForwardShape(ForwardMode.DECODE, shape.topk, tail, mask_in_unit=tail > 0))
+        accepted = [ForwardShape(ForwardMode.DRAFT_EXTEND, shape.num_nodes)]
+        with draft_tp_context(owns_attention=self.owns_attention), draft_pp_context():
+            for unit, shapes, inputs in (
+                (self._levels, levels, [BufferSpec("root_ids")]),
+                (self._accepted, accepted, []),
+            ):
+                self._draft.record(
+                    unit,
+                    shapes,
+                    inputs,
+                    sizes=graph_sizes(table, width=shape.num_nodes, max_requests=max_requests),
+                    make_backend=make_backend,
+                    scope=lambda: draft_tp_context(owns_attention=self.owns_attention),
+                )
+
+    @property
+    def graphs(self) -> list[CapturedGraphs]:
+        """What has to be recorded anew when weights move; empty without graphs."""
+        return recorded_graphs((self._levels, self._accepted))
+
     def after_prompts(self, batch: ForwardBatch, hidden: torch.Tensor | None, next_ids: torch.Tensor) -> None:
         with draft_tp_context(owns_attention=self.owns_attention):
             self._draft.prompts(batch, batch.input_ids, None, scores=False)
@@ -64,32 +115,18 @@ class StandaloneDrafter:
     def propose(self, round: Round, num_nodes: int) -> Proposal:
         if num_nodes == 1:
             return Proposal.nothing(round)
-        shape = self._shape
-        beam = DraftBeam(shape, round.root_ids, root_in_tail=True)
-        first = 0
+        batches = []
+        for level, width in enumerate(self._widths):
+            batch = round.draft_level(level + 1, width, first=sum(self._widths[:level]))
+            batches.append(replace(batch, positions=batch.positions.clamp(max=self._reach - 1)))
         with draft_tp_context(owns_attention=self.owns_attention):
-            for depth in range(shape.num_steps):
-                frontier = beam.frontier
-                positions = (round.lengths + depth).clamp(max=self._reach - 1)
-                width = frontier.token_ids.shape[1]
-                output = self._draft.run(
-                    depth,
-                    round.forward_batch(
-                        ForwardMode.DECODE,
-                        frontier.token_ids,
-                        positions[:, None].expand(-1, width),
-                        first=first,
-                        spec=SpecInput(width, tail_mask=frontier.tail_mask),
-                        logit_rows_each=width,
-                    ),
-                )
-                beam.grow(*best_children(output.logits, shape.topk))
-                first += width
-        return Proposal(beam.tree())
+            outputs = self._levels.run(DraftWork.of(round, {"root_ids": round.root_ids}, batches))
+        return Proposal(DraftTree(**outputs, is_chain=self._shape.is_chain))
 
     def after_accepted(self, verified: VerifiedRound) -> None:
+        batch = verified.draft_batch(verified.node_ids, logit_rows_each=0)
         with draft_tp_context(owns_attention=self.owns_attention):
-            self._draft.run(0, verified.draft_batch(verified.node_ids, logit_rows_each=0))
+            self._accepted.run(DraftWork.of(verified.round, {}, [batch]))
 
     def idle_prompts(self, step: DpStep) -> None:
         with draft_tp_context(owns_attention=self.owns_attention):
@@ -99,10 +136,8 @@ class StandaloneDrafter:
         if num_nodes == 1:
             return
         with draft_tp_context(owns_attention=self.owns_attention):
-            for depth in range(self._shape.num_steps):
-                rows = self._shape.topk if depth else 1
-                self._draft.idle(step.of_phase(rows=rows, logit_rows=rows))
+            self._levels.run(self._draft.idle_work(step, [(width, width) for width in self._widths]))
 
     def idle_accepted(self, step: DpStep, num_nodes: int) -> None:
         with draft_tp_context(owns_attention=self.owns_attention):
-            self._draft.idle(step.of_phase(rows=num_nodes, logit_rows=0))
+            self._accepted.run(self._draft.idle_work(step, [(num_nodes, 0)]))

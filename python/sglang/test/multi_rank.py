@@ -1,16 +1,14 @@
 """Owns running a function of a test file on several gloo ranks of this host, and collecting their answers.
 
-Read by multi-rank tests: `answers = run_ranks(check_layouts, world_size=2)`. Ranks are started with `python
--m` and meet in a file. It must not use `multiprocessing` and must not leave a rank behind.
+Read by multi-rank tests: `answers = run_ranks(check_layouts, world_size=2)`. Ranks meet in a file. It must
+not leave a rank behind.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import inspect
 import json
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.environ import envs
+from sglang.test.rank_nursery import Rank, nursery
 from sglang.test.waiting import HANG_GUARD_S, holds_within, wait_until
 
 #: Peers of a dead rank usually fail soon after it, and what they print is part of the report.
@@ -42,7 +41,7 @@ def run_ranks(
             f"{function.__qualname__} cannot be found by name in a file; define it at the top level"
         )
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        ranks: list[subprocess.Popen[bytes]] = []
+        ranks: list[Rank] = []
         try:
             with envs.OMP_NUM_THREADS.override(1), envs.OMP_WAIT_POLICY.override("PASSIVE"):
                 for rank in range(world_size):
@@ -59,9 +58,8 @@ def run_ranks(
             _wait(ranks, timeout_s)
         finally:
             for process in ranks:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
+                process.kill()
+                process.wait(timeout_s)
         _raise_failures(ranks, Path(folder), timeout_s)
         return [json.loads(_file(Path(folder), rank, "answer").read_text()) for rank in range(world_size)]
 
@@ -80,17 +78,12 @@ def _file(folder: Path, rank: int, kind: str) -> Path:
     return folder / f"rank{rank}.{kind}"
 
 
-def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
+def _start(spec: dict[str, Any]) -> Rank:
     with _file(Path(spec["folder"]), spec["rank"], "log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "sglang.test.multi_rank", json.dumps(spec)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+        return nursery().start("sglang.test.multi_rank", json.dumps(spec), log=log)
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
+def _wait(ranks: list[Rank], timeout_s: float) -> None:
     """Wait until all have ended, one has failed (its peers may wait in a collective), or time is up."""
 
     def codes() -> list[int | None]:
@@ -100,7 +93,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
         holds_within(_PEERS_FAIL_S, lambda: None not in codes())
 
 
-def _raise_failures(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_s: float) -> None:
+def _raise_failures(ranks: list[Rank], folder: Path, timeout_s: float) -> None:
     failed = [rank for rank, process in enumerate(ranks) if process.returncode != 0]
     if not failed:
         return
@@ -145,15 +138,10 @@ def _run_rank(spec: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("spec", help="what to run, as JSON; written by run_ranks")
+    """Run what `run_ranks` wrote into the one argument; the exit code is 1 where it failed."""
     try:
-        _run_rank(json.loads(parser.parse_args().spec))
+        _run_rank(json.loads(sys.argv[1]))
     except BaseException:  # noqa: BLE001 - the report of a rank says why it failed
         traceback.print_exc()
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

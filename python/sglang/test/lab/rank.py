@@ -1,6 +1,6 @@
 """Owns one rank process of the layout lab: it joins its world once, and then takes one order after another.
 
-Started by `world` with `python -m`; orders come on standard input, reports go to what was standard output. A
+Started by `world`; orders come on standard input, reports go to what was standard output. A
 cell is the real path (publish, groups, worker, scheduler), measured from outside; the rank must not know what
 the right answer is.
 """
@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections import Counter
+from typing import NoReturn
 
 import torch
 
@@ -162,7 +163,7 @@ def _reports(channel: FakeChannel) -> dict[str, RequestReport]:
     }
 
 
-def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> None:
+def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> NoReturn:
     """Take orders until the pipe ends; what the product prints goes to the log, not to the reports.
 
     `timeout_s` limits the collectives of the cells, but not the start of the ranks.
@@ -200,5 +201,6 @@ def serve(world_rank: int, world_size: int, meeting: str, timeout_s: float) -> N
     os._exit(0)  # an ordered end of torch takes longer than a cell
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """Serve as the rank that the one argument describes."""
     serve(**json.loads(sys.argv[1]))

@@ -1,15 +1,12 @@
 """Owns the rank processes of one world of the layout lab: started once, given one order after another, ended.
 
-Read by `layout_lab`. It must not use `multiprocessing`, must not wait for ever for a rank, and must not leave
-one behind.
+Read by `layout_lab`. It must not wait for ever for a rank, and must not leave one behind.
 """
 
 from __future__ import annotations
 
 import json
 import select
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +24,8 @@ from sglang.test.lab.messages import (
     decode_answer,
     encode,
 )
+from sglang.test.rank_nursery import Rank, nursery
+from sglang.test.waiting import HANG_GUARD_S
 
 #: After a rank has failed its peers get this long to answer; most are stuck in a collective.
 GRACE_S = 1.0
@@ -40,7 +39,7 @@ class World:
         self.size = size
         self.broken = False
         self._folder = tempfile.TemporaryDirectory(prefix="layout-world-")
-        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._ranks: list[Rank] = []
         with envs.OMP_NUM_THREADS.override(1), envs.OMP_WAIT_POLICY.override("PASSIVE"):
             for rank in range(size):
                 self._ranks.append(self._start(rank, timeout_s))
@@ -52,7 +51,7 @@ class World:
             self.close()
             raise RuntimeError(f"a world of {size} ranks did not come up, without ranks {absent}:\n{logs}")
 
-    def _start(self, rank: int, timeout_s: float) -> subprocess.Popen[bytes]:
+    def _start(self, rank: int, timeout_s: float) -> Rank:
         spec = {
             "world_rank": rank,
             "world_size": self.size,
@@ -60,13 +59,7 @@ class World:
             "timeout_s": timeout_s,
         }
         with self._log(rank).open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "sglang.test.lab.rank", json.dumps(spec)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-            )
+            return nursery().start("sglang.test.lab.rank", json.dumps(spec), log=log, pipes=True)
 
     def order(self, orders: Sequence[CellOrder]) -> None:
         """Send one order to each rank, in rank order; `reports` takes the answers."""
@@ -85,7 +78,8 @@ class World:
                 message = "did not answer in time"
                 answers.append(RankAnswer(error=RankError(kind="Stuck", message=message, traceback="")))
             elif (frame := frames[rank]) is None:
-                message = f"exit code {self._ranks[rank].wait()}"
+                self._ranks[rank].wait(HANG_GUARD_S)
+                message = f"exit code {self._ranks[rank].returncode}"
                 error = RankError(kind="Death", message=message, traceback=self._log_tail(rank))
                 answers.append(RankAnswer(error=error))
             else:
@@ -125,11 +119,9 @@ class World:
                 process.stdin.close()
         deadline = time.monotonic() + (0.0 if self.broken else 5.0)
         for process in self._ranks:
-            try:
-                process.wait(max(deadline - time.monotonic(), 0.01))
-            except subprocess.TimeoutExpired:
+            if not process.wait(max(deadline - time.monotonic(), 0.01)):
                 process.kill()
-                process.wait()
+                process.wait(HANG_GUARD_S)
             if process.stdout is not None:
                 process.stdout.close()
         self._folder.cleanup()

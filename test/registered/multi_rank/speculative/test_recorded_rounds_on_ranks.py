@@ -56,7 +56,7 @@ def prefill(driver: WorkerDriver, prompts: list[list[int]]) -> list[DrivenSequen
 
 
 def texts(rank: int, model: str, fields: dict[str, Any], records: bool) -> dict[str, Any]:
-    """The tokens of every request on this rank, what its draft proposed, how often each graph was replayed."""
+    """The tokens of every request on this rank, what its draft proposed, how often graphs were replayed."""
     with driven_worker(model, rank=rank, **fields) as driver:
         drafter, backends = driver.worker.drafter, []  # type: ignore[union-attr]
         assert isinstance(drafter, EagleDrafter | StandaloneDrafter)

@@ -324,7 +324,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="STEPS,TOPK,TOKENS",
         help="each draft model is measured with each of them; auto (the default): as the engine chooses",
     )
-    add("--threads", type=int, help="threads of each engine; default: one per core")
+    add(
+        "--threads",
+        type=int,
+        help="threads of each engine; default: what the engine takes (OMP_NUM_THREADS, or one per core)",
+    )
     add("--rounds", type=int, default=3, help="rounds that count, after one that warms up; an odd number")
     add("--batch-sizes", type=int, nargs="+", default=[1, 8])
     add("--new-tokens", type=int, default=128, help="an answer ends earlier where the model ends it")
@@ -333,6 +337,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if min(options.rounds, *options.batch_sizes, options.new_tokens, options.threads or 1) < 1:
         parser.error("rounds, batch sizes, new tokens and threads are at least 1")
+    if options.rounds % 2 == 0:
+        parser.error(f"rounds is an odd number, so that a median is a round; got {options.rounds}")
     return options
 
 

@@ -211,7 +211,7 @@ class Server:
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError) as error:
             raise RuntimeError(
                 f"no server answers at {self.url}{route} ({getattr(error, 'reason', error) or repr(error)}); "
-                "start one with `python -m sglang.launch_server`, or name it with --base-url"
+                "start one with `sglang serve`, or name it with --base-url"
             ) from None
         except ValueError as error:
             raise RuntimeError(

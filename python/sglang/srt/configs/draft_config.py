@@ -101,7 +101,7 @@ class DraftConfig:
 
         Raises ValueError with both numbers where the draft is of another kind or does not fit.
         """
-        resolved = resolve_model_path(path, "speculative_draft_model_path")
+        resolved = _resolved(path, kind)
         _check_kind(resolved, kind)
         if kind == "standalone":
             model = ModelConfig.from_path(resolved, load_format=load_format)
@@ -131,6 +131,17 @@ class DraftConfig:
             path=resolved,
         )
         return cls(kind=kind, model=model, head=head)
+
+
+def _resolved(path: str | os.PathLike[str], kind: DraftKind) -> pathlib.Path:
+    """Where the draft lies. A head is never a file or an alias, so neither is named as a cure."""
+    try:
+        return resolve_model_path(path, _FLAG)
+    except ValueError as error:
+        text, _, cure = str(error).partition("; give a folder")
+        if kind == "standalone" or not cure:
+            raise
+        raise ValueError(f"{text}; give the folder of an {_ALGORITHM_OF[kind]} draft") from None
 
 
 def _check_kind(path: pathlib.Path, kind: DraftKind) -> None:

@@ -68,8 +68,9 @@ def speculation_line() -> str:
     parts = [str(spec.speculative_algorithm)]
     if spec.speculative_draft_model_path is not None:
         parts[0] += f" with {spec.speculative_draft_model_path}"
-        parts.append(f"{spec.speculative_num_steps} steps")
-        parts.append(f"{spec.speculative_eagle_topk} branches a step")
+        steps, topk = spec.speculative_num_steps, spec.speculative_eagle_topk
+        parts.append("1 step" if steps == 1 else f"{steps} steps")
+        parts.append("a chain" if topk == 1 else f"{topk} branches a step")
     parts.append(f"{spec.speculative_num_draft_tokens} tokens verified in a round")
     if spec.speculative_adaptive:
         parts.append("the depth adapts")

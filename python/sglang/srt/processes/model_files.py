@@ -52,7 +52,7 @@ def refuse_other_tokens(record: object) -> None:
         return
     if view.skip_tokenizer_init or view.tokenizer_path is None:
         return
-    path = resolve_model_path(draft, "speculative_draft_model_path")
+    path = resolve_model_path(draft, "--speculative-draft-model-path")
     theirs = resolve_model_path(view.tokenizer_path, "tokenizer_path")
     if path == theirs:
         return  # the model drafts for itself

@@ -295,7 +295,7 @@ def test_without_a_server_the_address_and_the_cure_are_named(data):
             )
         )
     assert f"no server answers at http://127.0.0.1:{port}/model_info" in str(caught.value)
-    assert "sglang.launch_server" in str(caught.value) and "--base-url" in str(caught.value)
+    assert "sglang serve" in str(caught.value) and "--base-url" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -264,5 +264,5 @@ def test_a_standalone_draft_must_reach_as_far_as_the_model(target, tmp_path):
 
 
 def test_a_path_that_does_not_exist_is_named_by_its_setting(target):
-    with pytest.raises(ValueError, match="speculative_draft_model_path 'no/such/folder/'"):
+    with pytest.raises(ValueError, match="--speculative-draft-model-path 'no/such/folder/'"):
         DraftConfig.from_path("no/such/folder/", kind="eagle3", target=target())

@@ -24,6 +24,10 @@ EAGLE3 = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "dr
         # N-grams have no steps; what is resolved for them says nothing.
         ({"speculative_algorithm": "NGRAM", **SHAPE}, "NGRAM, 8 tokens verified in a round"),
         (
+            {**EAGLE3, "speculative_num_steps": 1, "speculative_eagle_topk": 1},
+            "EAGLE3 with drafts/one, 1 step, a chain, 8 tokens verified in a round",
+        ),
+        (
             {**EAGLE3, "speculative_adaptive": True, "speculative_use_rejection_sampling": True},
             "verified in a round, the depth adapts, rejection sampling",
         ),
@@ -36,7 +40,7 @@ EAGLE3 = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "dr
             "verified in a round, block verification",
         ),
     ],
-    ids=["tree", "n-grams", "adaptive", "block"],
+    ids=["tree", "n-grams", "chain", "adaptive", "block"],
 )
 def test_one_line_says_how_tokens_are_drafted(settings: dict[str, object], line: str) -> None:
     with get_context().override_server_args(**settings):

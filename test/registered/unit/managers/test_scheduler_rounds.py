@@ -282,8 +282,8 @@ def test_the_decode_log_line_tells_the_acceptance_since_the_last_one(
     scheduler.worker.num_correct = lambda ids: right[len(scheduler.worker.widths) - 1]
     run(scheduler, make_request("r", PROMPT, 9))
     lines = [message for message in caplog.messages if message.startswith("Decode batch")]
-    assert "accept len: 3.00, accept rate: 0.67, cuda graph" in lines[0]
-    assert "accept len: 1.00, accept rate: 0.00, cuda graph" in lines[1]
+    assert "accept len: 3.00, accept rate: 0.67, draft len: 3.00, cuda graph" in lines[0]
+    assert "accept len: 1.00, accept rate: 0.00, draft len: 3.00, cuda graph" in lines[1]
 
 
 # what a forward brings along

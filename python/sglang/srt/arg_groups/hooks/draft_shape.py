@@ -56,13 +56,13 @@ def _tree_shape(view: ResolvingView, automatic: DraftShape) -> DraftShape:
         raise ValueError(
             "speculative_num_draft_tokens <= 1 + topk + (steps - 1) * topk**2 must hold: "
             f"--speculative-num-draft-tokens {tokens}, and --speculative-num-steps {steps} with "
-            f"--speculative-eagle-topk {topk} find at most {most}"
+            f"--speculative-eagle-topk {topk} find at most {most}; lower the first or raise one of the others"
         )
     if steps >= tokens:
         raise ValueError(
             "speculative_num_steps < speculative_num_draft_tokens must hold: a tree of "
             f"--speculative-num-draft-tokens {tokens} is at most {tokens - 1} deep, and "
-            f"--speculative-num-steps is {steps}"
+            f"--speculative-num-steps is {steps}; lower it, or verify more tokens"
         )
     return DraftShape(steps, topk, tokens)
 

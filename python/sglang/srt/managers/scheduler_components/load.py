@@ -149,7 +149,8 @@ class SchedulerLoad:
         if not spec.num_rounds:
             return ""
         rate = spec.num_correct_drafts / max(spec.num_proposed_drafts, 1)
-        return f"accept len: {_accept_length(spec):.2f}, accept rate: {rate:.2f}, "
+        proposed = spec.num_proposed_drafts / spec.num_rounds
+        return f"accept len: {_accept_length(spec):.2f}, accept rate: {rate:.2f}, draft len: {proposed:.2f}, "
 
 
 def _accept_length(spec: SpecCounts) -> float | None:

@@ -205,7 +205,11 @@ REFUSED = [
     ),
     ("EAGLE3", {"draft_model_path": None}, r"EAGLE3 needs a draft; .*, or use NGRAM"),
     ("STANDALONE", {"draft_model_path": None}, r"STANDALONE needs a draft"),
-    ("EAGLE3", {"draft_model_path": ""}, r"speculative_draft_model_path is empty"),
+    (
+        "EAGLE3",
+        {"draft_model_path": ""},
+        r"--speculative-draft-model-path is empty; give the folder of an EAGLE3 draft$",
+    ),
     # Steps, branches, tokens.
     (
         "EAGLE3",
@@ -334,9 +338,14 @@ REFUSED = [
     (
         "STANDALONE",
         {"draft_model_path": "no-draft"},
-        r"speculative_draft_model_path 'no-draft' does not exist",
+        r"--speculative-draft-model-path 'no-draft' does not exist; give a folder, a .gguf file or an alias",
     ),
-    ("STANDALONE", {"draft_model_path": "some/draft"}, r"speculative_draft_model_path 'some/draft' .* hub"),
+    (
+        "EAGLE3",
+        {"draft_model_path": "no-draft"},
+        r"--speculative-draft-model-path 'no-draft' does not exist; give the folder of an EAGLE3 draft$",
+    ),
+    ("STANDALONE", {"draft_model_path": "some/draft"}, r"--speculative-draft-model-path 'some/draft' .* hub"),
     (
         "STANDALONE",
         {"skip_tokenizer_init": True, "draft": {"vocab_size": 310}},

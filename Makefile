@@ -1,5 +1,6 @@
 # make setup      make the environment: pinned requirements, a small model, this package
-# make serve      make setup, then serve a model on 127.0.0.1; Ctrl-C ends it
+# make serve      make setup and, with a C++ compiler, make kernels; then serve a model on 127.0.0.1; Ctrl-C ends it
+# make kernels    build the compiled kernels (g++ 11 or newer) and install them; the engine runs without them, slower
 # make lint       ruff, mypy and the house checks
 # make test       lint, compiled kernels (needs g++) and every test that needs no GPU
 # make clean      remove .venv, build folders and caches
@@ -15,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-builtin-rules
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test lint lint-checks lanes kernel-tests installed clean
+.PHONY: help setup kernels kernels-if-possible serve test lint lint-checks lanes kernel-tests installed clean
 
 VENV ?= .venv
 WHEEL ?= 0
@@ -79,7 +80,19 @@ $(STAMPS)/kernel: $(KERNEL_FILES) $(STAMPS)/build
 
 setup: $(STAMPS)/model $(PACKAGE_STAMP)
 
-serve: setup
+kernels: setup $(STAMPS)/kernel
+
+# Never in the way of serving: without a compiler, or where a build fails, the model runs in torch.
+HAS_COMPILER := $(shell $(CXX) -dumpversion 2>/dev/null | awk -F. '$$1 >= 11 { print 1 }')
+kernels-if-possible: setup
+ifeq ($(HAS_COMPILER),1)
+	@$(MAKE) --no-print-directory $(STAMPS)/kernel \
+	  || echo "The compiled kernels could not be built (the reason stands above): the model runs in torch, slower."
+else
+	@echo "No C++ compiler was found (g++ 11 or newer): the model runs in torch, slower, without the compiled kernels."
+endif
+
+serve: kernels-if-possible
 	@exec $(PY) -m sglang serve --model-path $(MODEL) --port $(PORT) $(SERVE_ARGS)
 
 ## Checks and tests.

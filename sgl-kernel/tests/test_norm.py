@@ -1,39 +1,24 @@
-"""The normalisation kernel against its reference, at every instruction set that this processor has.
-
-The set is picked once per process, so each forced one runs in a process of its own: it is handed the cases in
-a file and leaves its answers there.
-"""
+"""The normalisation kernel against its reference, at every instruction set that this processor has."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from isa_levels import LEVELS, answers_at, supported_levels
 
 import sgl_kernel
 from sgl_kernel.norm import fused_add_rmsnorm, fused_add_rmsnorm_reference
 
-LEVELS = ("base", "avx2", "avx512")
 # Widths around the register sizes (4, 8, 16), a model's width, a single column, and none.
 SHAPES = ((1, 576), (7, 576), (3, 17), (2, 16), (2, 15), (5, 1), (1, 64), (130, 640), (0, 576), (3, 0))
 EPS = 1e-5
 
-RUN_AT_LEVEL = """
-import sys, torch, sgl_kernel
-cases = torch.load(sys.argv[1])
+#: The arguments are written in place over there.
+BODY = """
 for case in cases:
     sgl_kernel.fused_add_rmsnorm(*case, 1e-5)
-torch.save((sgl_kernel.isa_level(), cases), sys.argv[1])
+    answers.append(case)
 """
-
-
-def supported_levels():
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        flags = next((line.split() for line in file if line.startswith("flags")), [])
-    has = {"base": True, "avx2": "avx2" in flags and "fma" in flags}
-    has["avx512"] = has["avx2"] and all(f"avx512{part}" in flags for part in ("f", "bw", "dq", "vl"))
-    return [level for level in LEVELS if has[level]]
 
 
 def make_cases(dtype):
@@ -43,24 +28,6 @@ def make_cases(dtype):
         return torch.randn(*shape, generator=generator).to(dtype)
 
     return [(draw(rows, hidden), draw(rows, hidden) * 3, draw(hidden)) for rows, hidden in SHAPES]
-
-
-def run_at(level, cases, folder):
-    """What the kernel makes of the cases with the level forced; the arguments are written in place over
-    there.
-    """
-    path = folder / "cases.pt"
-    torch.save(cases, path)
-    environment = {**os.environ, "SGL_KERNEL_ISA": level}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", RUN_AT_LEVEL, str(path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done, torch.load(path) if done.returncode == 0 else None
 
 
 def assert_close(got, wanted):
@@ -78,10 +45,7 @@ def test_the_kernel_equals_the_reference(level, dtype, tmp_path):
     if level not in supported_levels():
         pytest.skip(f"this processor has no {level}")
     cases = make_cases(dtype)
-    done, answer = run_at(level, cases, tmp_path)
-    assert done.returncode == 0, done.stderr
-    ran_with, answers = answer
-    assert ran_with == level
+    answers = answers_at(level, BODY, cases, tmp_path)
     for (x, residual, weight), (got, got_residual, got_weight) in zip(cases, answers, strict=True):
         wanted, wanted_residual = fused_add_rmsnorm_reference(x, residual, weight, EPS)
         assert torch.equal(got_residual, wanted_residual)  # one addition and one rounding: nothing may differ
@@ -104,9 +68,8 @@ def test_rounding_to_bfloat16_is_that_of_torch(level, tmp_path):
     residual = torch.cat([values, ties[0]]).reshape(1, -1)
     x = torch.cat([added, ties[1]]).reshape(1, -1)
     weight = torch.ones(residual.shape[1], dtype=torch.bfloat16)
-    done, answer = run_at(level, [(x, residual, weight)], tmp_path)
-    assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(answer[1][0][1], x + residual, rtol=0, atol=0, equal_nan=True)
+    answers = answers_at(level, BODY, [(x, residual, weight)], tmp_path)
+    torch.testing.assert_close(answers[0][1], x + residual, rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_best_level_is_picked_where_none_is_forced():
@@ -116,9 +79,8 @@ def test_the_best_level_is_picked_where_none_is_forced():
 
 
 def test_an_unknown_level_is_refused_with_the_names(tmp_path):
-    done, _ = run_at("sse9", make_cases(torch.float32), tmp_path)
-    assert done.returncode != 0
-    assert "use one of base, avx2, avx512" in done.stderr
+    with pytest.raises(AssertionError, match="use one of base, avx2, avx512, avx512_vnni_bf16"):
+        answers_at("sse9", BODY, make_cases(torch.float32), tmp_path)
 
 
 def test_the_reference_is_the_norm_of_the_sum():

@@ -163,6 +163,7 @@ class Envs:
 
     # CPU
     SGLANG_USE_CPU_ENGINE = _bool(False, "choose the CPU engine even when a GPU is present")
+    SGLANG_USE_CPU_KERNELS = _bool(True, "use the compiled kernels of sgl_kernel where they are installed")
     SGLANG_CPU_OMP_THREADS_BIND = _str("core lists such as 0-15|16-31, one per tensor rank")
     OMP_NUM_THREADS = _opt_int("OpenMP threads of this process", foreign=True)
     OMP_WAIT_POLICY = _str("PASSIVE keeps waiting OpenMP threads from spinning")

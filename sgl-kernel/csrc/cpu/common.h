@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 #ifndef SGL_ISA
-#error "SGL_ISA names the instruction set: base, avx2 or avx512 (see CMakeLists.txt)"
+#error "SGL_ISA names the instruction set: base, avx2, avx512 or avx512_vnni_bf16 (see CMakeLists.txt)"
 #endif
 
 #define SGL_KERNEL_BEGIN namespace sgl { namespace SGL_ISA {

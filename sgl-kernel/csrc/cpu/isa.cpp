@@ -9,7 +9,7 @@ namespace sgl {
 
 namespace {
 
-constexpr Isa kLevels[] = {Isa::base, Isa::avx2, Isa::avx512};
+constexpr Isa kLevels[] = {Isa::base, Isa::avx2, Isa::avx512, Isa::avx512_vnni_bf16};
 
 Isa pick() {
   const char* asked = std::getenv("SGL_KERNEL_ISA");
@@ -28,13 +28,14 @@ Isa pick() {
     }
     return level;
   }
-  throw std::runtime_error(std::string("SGL_KERNEL_ISA=") + asked + ": use one of base, avx2, avx512");
+  throw std::runtime_error(std::string("SGL_KERNEL_ISA=") + asked + ": use one of base, avx2, avx512, avx512_vnni_bf16");
 }
 
 }  // namespace
 
 const char* isa_name(Isa level) {
   switch (level) {
+    case Isa::avx512_vnni_bf16: return "avx512_vnni_bf16";
     case Isa::avx512: return "avx512";
     case Isa::avx2: return "avx2";
     default: return "base";
@@ -43,6 +44,8 @@ const char* isa_name(Isa level) {
 
 bool isa_supported(Isa level) {
   switch (level) {
+    case Isa::avx512_vnni_bf16:
+      return isa_supported(Isa::avx512) && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");

@@ -1,4 +1,6 @@
 // The kernels as the dispatcher sees them: one declaration, once per instruction set. Raw pointers and sizes only.
+//
+// A linear kernel computes one of `parts` equal shares of the outputs, so that whoever runs it chooses the threads.
 #pragma once
 
 #include <stdint.h>
@@ -9,14 +11,46 @@ struct bf16 {
   uint16_t bits;
 };
 
+// Outputs of a packed panel of floats, and of a packed group of quantized blocks.
+constexpr int64_t kPanel = 32;
+constexpr int64_t kGroup = 16;
+// Inputs of a quantized block.
+constexpr int64_t kBlock = 32;
+// Rows that a linear kernel takes at once: what it makes of them first stays in the second cache.
+constexpr int64_t kRowsAtOnce = 192;
+
+// out[r, n] = sum over k of x[r, k] * weight[n, k], plus bias[n] where there is one.
+template <typename T>
+struct Linear {
+  const T* x;           // [rows, in], rows `x_stride` apart
+  const void* weight;   // packed, see sgl_kernel/linear.py
+  const T* bias;        // [out], or null
+  T* out;               // [rows, outputs], rows `out_stride` apart
+  int64_t rows, in, outputs, x_stride, out_stride;
+};
+
+// How the numbers of a quantized block are stored; each form with one scale a block, the second with a minimum too.
+enum class Blocks : int64_t { q4, q4_min, q8, q8_min };
+
+// Bytes of scratch that one share of a linear kernel needs.
+constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
+  const int64_t at_once = rows < kRowsAtOnce ? rows : kRowsAtOnce;
+  return at_once * (in + kBlock) * 4 + 64;
+}
+
 #define SGL_DECLARE_KERNELS(isa)                                                                                    \
   namespace isa {                                                                                                   \
   void fused_add_rmsnorm(float* input, float* residual, const float* weight, int64_t rows, int64_t hidden, float eps); \
   void fused_add_rmsnorm(bf16* input, bf16* residual, const bf16* weight, int64_t rows, int64_t hidden, float eps);   \
+  void linear_float(const Linear<float>& call, void* scratch, int64_t part, int64_t parts);                           \
+  void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts);                             \
+  void linear_blocks(const Linear<float>& call, Blocks form, void* scratch, int64_t part, int64_t parts);             \
+  void linear_blocks(const Linear<bf16>& call, Blocks form, void* scratch, int64_t part, int64_t parts);              \
   }
 
 SGL_DECLARE_KERNELS(base)
 SGL_DECLARE_KERNELS(avx2)
 SGL_DECLARE_KERNELS(avx512)
+SGL_DECLARE_KERNELS(avx512_vnni_bf16)
 
 }  // namespace sgl

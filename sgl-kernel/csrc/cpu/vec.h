@@ -1,5 +1,6 @@
 // A row of floats in registers: `Vec` with `width`, `load` and `store` for float and bf16, and the few operations that the
-// kernels need. One file per instruction set; all arithmetic is float, bf16 is a storage form.
+// kernels need. `Pairs` holds two bf16 numbers a lane. One file per instruction set; all arithmetic is float, bf16 is a storage
+// form.
 #pragma once
 
 #include "common.h"
@@ -32,7 +33,7 @@ inline void store_one(bf16* to, float value) { *to = to_bf16(value); }
 
 SGL_KERNEL_END
 
-#if defined(SGL_ISA_avx512)
+#if defined(SGL_ISA_avx512) || defined(SGL_ISA_avx512_vnni_bf16)
 #include "vec_avx512.h"
 #elif defined(SGL_ISA_avx2)
 #include "vec_avx2.h"

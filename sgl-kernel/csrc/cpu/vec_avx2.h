@@ -44,4 +44,12 @@ inline Vec operator+(Vec a, Vec b) { return Vec{_mm256_add_ps(a.lanes, b.lanes)}
 inline Vec operator*(Vec a, Vec b) { return Vec{_mm256_mul_ps(a.lanes, b.lanes)}; }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return Vec{_mm256_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
 
+struct Pairs {
+  __m256i bits;
+
+  static Pairs load(const bf16* from) { return Pairs{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))}; }
+  Vec even() const { return Vec{_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16))}; }
+  Vec odd() const { return Vec{_mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(-65536)))}; }
+};
+
 SGL_KERNEL_END

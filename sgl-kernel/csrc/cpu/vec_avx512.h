@@ -38,4 +38,12 @@ inline Vec operator+(Vec a, Vec b) { return Vec{_mm512_add_ps(a.lanes, b.lanes)}
 inline Vec operator*(Vec a, Vec b) { return Vec{_mm512_mul_ps(a.lanes, b.lanes)}; }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return Vec{_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
 
+struct Pairs {
+  __m512i bits;
+
+  static Pairs load(const bf16* from) { return Pairs{_mm512_loadu_si512(from)}; }
+  Vec even() const { return Vec{_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))}; }
+  Vec odd() const { return Vec{_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)))}; }
+};
+
 SGL_KERNEL_END

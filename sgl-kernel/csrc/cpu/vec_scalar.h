@@ -37,4 +37,23 @@ inline Vec operator*(Vec a, Vec b) {
 
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return a * b + c; }
 
+struct Pairs {
+  bf16 half[2 * Vec::width];
+
+  static Pairs load(const bf16* from) {
+    Pairs out;
+    __builtin_memcpy(out.half, from, sizeof(out.half));
+    return out;
+  }
+  Vec even() const { return every_other(0); }
+  Vec odd() const { return every_other(1); }
+
+ private:
+  Vec every_other(int64_t first) const {
+    Vec out;
+    for (int64_t i = 0; i < Vec::width; ++i) out.lane[i] = to_float(half[2 * i + first]);
+    return out;
+  }
+};
+
 SGL_KERNEL_END

@@ -7,13 +7,14 @@ file.
 import torch
 
 import sgl_kernel._C  # noqa: F401 - registers the operators; after torch, whose libraries it links against
+from sgl_kernel import linear
 from sgl_kernel.norm import fused_add_rmsnorm
 
-__all__ = ["fused_add_rmsnorm", "isa_level"]
+__all__ = ["fused_add_rmsnorm", "isa_level", "linear"]
 
 
 def isa_level() -> str:
-    """The instruction set that the kernels run with: `base`, `avx2` or `avx512`.
+    """The instruction set that the kernels run with: `base`, `avx2`, `avx512` or `avx512_vnni_bf16`.
 
     The best one that the processor has, unless `SGL_KERNEL_ISA` names another before the first call.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.layers.quantization.base_config import StoredWeight
 from sglang.srt.platforms import cpu_flags, cpu_has_bf16
 
@@ -120,6 +121,30 @@ class PackedWeight(StoredWeight):
         return weight.to(self.dtype)
 
 
+class PanelWeight(StoredWeight):
+    """Panels of 32 outputs, multiplied by the compiled kernels; one layout for one row and for many.
+
+    float32 and bfloat16, without emulation on any processor. Every sum is float32 and runs over the inputs in
+    their order, so a row gives the same bits alone and in a batch.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        kernels = compiled_kernels()
+        assert kernels is not None  # whoever chose this form has asked
+        self.outputs, self.inputs = weight.shape
+        self.kernels = kernels.linear
+        self.panels: torch.Tensor = self.kernels.pack_panels(weight)
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.outputs)
+        self.kernels.linear_packed(x, self.panels, bias, out)
+        return out
+
+    def unpack(self) -> torch.Tensor:
+        weight: torch.Tensor = self.kernels.unpack_panels(self.panels, self.outputs, self.inputs)
+        return weight
+
+
 def _for_single_rows(weight: torch.Tensor) -> StoredWeight | None:
     """A second form of `weight` that is faster for one row of input; None where none pays."""
     if weight.nbytes > _SINGLE_ROW_BYTES:
@@ -139,8 +164,14 @@ def _has_native_product(dtype: torch.dtype) -> bool:
     return bool(cpu_flags() & {"avx512_fp16", "amx_fp16", "asimdhp"})
 
 
-def fastest_form(dtype: torch.dtype, device: torch.device) -> type[RowMajorWeight] | type[PackedWeight]:
+def fastest_form(
+    dtype: torch.dtype, device: torch.device
+) -> type[RowMajorWeight] | type[PackedWeight] | type[PanelWeight]:
     """The form that multiplies weights of this type fastest on this device."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if device.type != "cpu":
+        return RowMajorWeight
+    if dtype in (torch.float32, torch.bfloat16) and compiled_kernels() is not None:
+        return PanelWeight
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return RowMajorWeight
     return PackedWeight if dtype == torch.float32 or not _has_native_product(dtype) else RowMajorWeight

@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.layers.linear import ColumnParallelLinear, RowParallelLinear
 from sglang.srt.layers.quantization import stored_forms
 from sglang.srt.layers.quantization.stored_forms import (
     BagWeight,
     PackedWeight,
+    PanelWeight,
     RowMajorWeight,
     SplitRowsWeight,
     TransposedWeight,
@@ -20,9 +22,18 @@ from sglang.srt.layers.quantization.unquant import UnquantizedConfig
 from sglang.test.test_utils import published_topology
 from sglang.test.weight_items import fill
 
-FORMS = [RowMajorWeight, PackedWeight]
+FORMS = [RowMajorWeight, PackedWeight, PanelWeight]
 # What a 16-bit type may be off by: its own rounding of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def skip_what_is_not_there(form, dtype):
+    if form is not PanelWeight:
+        return
+    if compiled_kernels() is None:
+        pytest.skip("sgl_kernel is not installed, or switched off")
+    if dtype == torch.float16:
+        pytest.skip("the kernels serve float32 and bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +51,7 @@ def random(*shape, dtype=torch.float32, seed=0):
 @pytest.mark.parametrize("rows", [1, 2, 16, 65])
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_form_multiplies_like_the_plain_product_in_double(form, dtype, rows, bias):
+    skip_what_is_not_there(form, dtype)
     weight, x = random(96, 64, dtype=dtype), random(rows, 64, dtype=dtype, seed=1)
     offset = random(96, dtype=dtype, seed=2) if bias else None
     expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
@@ -51,6 +63,7 @@ def test_every_form_multiplies_like_the_plain_product_in_double(form, dtype, row
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_unpack_gives_every_bit_back(form, dtype):
+    skip_what_is_not_there(form, dtype)
     weight = random(50, 33, dtype=dtype)
     assert torch.equal(form(weight).unpack(), weight)
 
@@ -109,11 +122,20 @@ def test_a_packed_weight_keeps_a_form_for_single_rows_where_it_pays(
 
 def test_16_bit_weights_are_widened_only_where_the_processor_cannot_multiply_them(monkeypatch):
     cpu = torch.device("cpu")
+    monkeypatch.setattr(stored_forms, "compiled_kernels", lambda: None)
     monkeypatch.setattr(stored_forms, "cpu_has_bf16", lambda: True)
     assert fastest_form(torch.bfloat16, cpu) is RowMajorWeight
     monkeypatch.setattr(stored_forms, "cpu_has_bf16", lambda: False)
     assert fastest_form(torch.bfloat16, cpu) is PackedWeight
     assert fastest_form(torch.bfloat16, torch.device("cuda")) is RowMajorWeight
+
+
+def test_compiled_kernels_multiply_what_they_serve_where_they_are(monkeypatch):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(stored_forms, "compiled_kernels", lambda: pytest)  # any module
+    assert fastest_form(torch.bfloat16, cpu) is fastest_form(torch.float32, cpu) is PanelWeight
+    assert fastest_form(torch.float16, cpu) is not PanelWeight
+    assert fastest_form(torch.float32, torch.device("cuda")) is RowMajorWeight
 
 
 def test_a_layer_packs_itself_when_its_last_part_arrives_and_gives_up_the_plain_weight():
@@ -155,6 +177,7 @@ def test_each_rank_of_two_takes_its_own_slice(rank):
 @pytest.mark.parametrize("bias", [False, True])
 def test_no_rows_and_odd_widths_are_no_exception(form, dtype, out, bias):
     """An idle replica brings no rows, and a share that is rounded up has any width."""
+    skip_what_is_not_there(form, dtype)
     weight, offset = random(out, 33, dtype=dtype), random(out, dtype=dtype) if bias else None
     stored = form(weight)
     empty = stored.apply(random(0, 33, dtype=dtype), offset)

@@ -1,5 +1,5 @@
-// The operators as torch sees them: schemas, argument checks, and the step to the picked instruction set. The only file that
-// knows torch, and only through its stable interface.
+// The operators of norms as torch sees them, and the module itself. Of the files here only the torch_*.cpp know torch, and only
+// through its stable interface.
 #include <Python.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -10,6 +10,7 @@
 
 #include "isa.h"
 #include "ops.h"
+#include "pick.h"
 
 namespace {
 
@@ -21,11 +22,7 @@ using AddNorm = void (*)(T*, T*, const T*, int64_t, int64_t, float);
 
 template <typename T>
 AddNorm<T> pick_fused_add_rmsnorm() {
-  switch (sgl::isa()) {
-    case sgl::Isa::avx512: return sgl::avx512::fused_add_rmsnorm;
-    case sgl::Isa::avx2: return sgl::avx2::fused_add_rmsnorm;
-    default: return sgl::base::fused_add_rmsnorm;
-  }
+  return SGL_PICK(AddNorm<T>, fused_add_rmsnorm);
 }
 
 // Rows that one thread takes at least: below this, waking a second thread costs more than it saves.

@@ -1,0 +1,146 @@
+// The operators of linear layers as torch sees them: schemas, argument checks, and who computes which share.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+
+#include "ops.h"
+#include "pick.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Products that one thread takes at least: below this, waking a second thread costs more than it saves.
+constexpr int64_t kProductsPerThread = 4 << 20;
+
+// Scratch memory of this thread: it grows to what the largest call needed, and is kept.
+void* scratch_of(int64_t bytes) {
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  thread_local std::unique_ptr<void, Free> memory;
+  thread_local int64_t size = 0;
+  if (bytes > size) {
+    const int64_t whole = (bytes + 4095) / 4096 * 4096;
+    memory.reset(std::aligned_alloc(64, whole));
+    STD_TORCH_CHECK(memory != nullptr, "linear: ", whole, " bytes of scratch memory are not to be had");
+    size = whole;
+  }
+  return memory.get();
+}
+
+template <typename T, typename Run>
+void run_shares(const sgl::Linear<T>& call, Run run) {
+  const int64_t products = call.rows * call.in * call.outputs;
+  const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
+  const int64_t wanted = products / kProductsPerThread;
+  const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
+  const int64_t bytes = sgl::linear_scratch_bytes(call.rows, call.in);
+  if (shares == 1) return run(call, scratch_of(bytes), 0, 1);
+  torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t share = begin; share < end; ++share) run(call, scratch_of(bytes), share, shares);
+  });
+}
+
+bool has_whole_rows(const Tensor& x) { return x.size(1) <= 1 || x.stride(1) == 1; }
+
+void check_type(const Tensor& tensor, ScalarType type, const char* name) {
+  STD_TORCH_CHECK(tensor.scalar_type() == type, "linear: ", name, " has another dtype than x");
+}
+
+template <typename T>
+sgl::Linear<T> described(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out) {
+  STD_TORCH_CHECK(x.dim() == 2 && out.dim() == 2, "linear: x is [rows, in] and out is [rows, outputs]");
+  STD_TORCH_CHECK(out.size(0) == x.size(0), "linear: out has ", out.size(0), " rows, and x has ", x.size(0));
+  STD_TORCH_CHECK(has_whole_rows(x) && has_whole_rows(out), "linear: the numbers of a row of x and of out lie side by side");
+  STD_TORCH_CHECK(weight.is_contiguous(), "linear: the packed weight is contiguous");
+  check_type(out, x.scalar_type(), "out");
+  const T* bias_data = nullptr;
+  if (bias.has_value()) {
+    check_type(*bias, x.scalar_type(), "bias");
+    STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == out.size(1) && bias->is_contiguous(), "linear: bias is [outputs]");
+    bias_data = static_cast<const T*>(bias->const_data_ptr());
+  }
+  return sgl::Linear<T>{static_cast<const T*>(x.const_data_ptr()),
+                        weight.const_data_ptr(),
+                        bias_data,
+                        static_cast<T*>(out.mutable_data_ptr()),
+                        x.size(0),
+                        x.size(1),
+                        out.size(1),
+                        x.stride(0),
+                        out.stride(0)};
+}
+
+int64_t up_to(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+void linear_packed(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor out) {
+  check_type(weight, x.scalar_type(), "weight");
+  const int64_t step = x.scalar_type() == ScalarType::Float ? 1 : 2;
+  STD_TORCH_CHECK(x.dim() == 2 && out.dim() == 2 && weight.numel() == up_to(out.size(1), sgl::kPanel) * up_to(x.size(1), step),
+                  "linear_packed: the weight is not packed for x and out; use pack_panels on [outputs, in]");
+  if (x.size(0) * out.size(1) == 0) return;
+  switch (x.scalar_type()) {
+    case ScalarType::Float: {
+      using Kernel = void (*)(const sgl::Linear<float>&, void*, int64_t, int64_t);
+      return run_shares(described<float>(x, weight, bias, out), SGL_PICK(Kernel, linear_float));
+    }
+    case ScalarType::BFloat16: {
+      using Kernel = void (*)(const sgl::Linear<sgl::bf16>&, void*, int64_t, int64_t);
+      return run_shares(described<sgl::bf16>(x, weight, bias, out), SGL_PICK(Kernel, linear_bf16));
+    }
+    default: STD_TORCH_CHECK(false, "linear_packed: float32 and bfloat16 are served, no other dtype");
+  }
+}
+
+template <typename T>
+void run_blocks(const sgl::Linear<T>& call, sgl::Blocks form) {
+  using Kernel = void (*)(const sgl::Linear<T>&, sgl::Blocks, void*, int64_t, int64_t);
+  const Kernel kernel = SGL_PICK(Kernel, linear_blocks);
+  run_shares(call, [=](const sgl::Linear<T>& share, void* scratch, int64_t part, int64_t parts) {
+    kernel(share, form, scratch, part, parts);
+  });
+}
+
+int64_t record_bytes(sgl::Blocks form) {
+  switch (form) {
+    case sgl::Blocks::q4: return 256 + 2 * sgl::kGroup;
+    case sgl::Blocks::q4_min: return 256 + 4 * sgl::kGroup;
+    case sgl::Blocks::q8: return 512 + 2 * sgl::kGroup;
+    default: return 512 + 4 * sgl::kGroup;
+  }
+}
+
+void linear_blocks(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor out, int64_t form_number) {
+  STD_TORCH_CHECK(form_number >= 0 && form_number <= 3, "linear_blocks: form is 0 to 3, got ", form_number);
+  const sgl::Blocks form = static_cast<sgl::Blocks>(form_number);
+  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte, "linear_blocks: the packed weight is uint8");
+  STD_TORCH_CHECK(x.dim() == 2 && out.dim() == 2 && weight.numel() == up_to(out.size(1), sgl::kGroup) / sgl::kGroup *
+                                                                          (up_to(x.size(1), sgl::kBlock) / sgl::kBlock) *
+                                                                          record_bytes(form),
+                  "linear_blocks: the weight is not packed for x and out; use pack_blocks");
+  if (x.size(0) * out.size(1) == 0) return;
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return run_blocks(described<float>(x, weight, bias, out), form);
+    case ScalarType::BFloat16: return run_blocks(described<sgl::bf16>(x, weight, bias, out), form);
+    default: STD_TORCH_CHECK(false, "linear_blocks: float32 and bfloat16 are served, no other dtype");
+  }
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
+  m.def("linear_packed(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out) -> ()");
+  m.def("linear_blocks(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out, int form) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
+  m.impl("linear_packed", TORCH_BOX(&linear_packed));
+  m.impl("linear_blocks", TORCH_BOX(&linear_blocks));
+}

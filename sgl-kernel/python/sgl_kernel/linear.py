@@ -1,0 +1,160 @@
+"""Owns linear layers over packed weights: how they are packed, the calls, and the torch references.
+
+Read by whoever stores weights for a CPU, and by the tests. A weight is packed once, and the packed form is
+the same at every instruction set. Two forms: panels of 32 outputs of float32 or bfloat16, and groups of 16
+outputs of quantized blocks of 32 inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+PANEL = 32
+GROUP = 16
+BLOCK = 32
+
+
+def pack_panels(weight: torch.Tensor) -> torch.Tensor:
+    """weight [outputs, in], float32 or bfloat16, as panels of 32 outputs.
+
+    [panels, in, 32] for float32; [panels, in / 2, 32, 2] for bfloat16, where two inputs lie together. Missing
+    outputs and an odd input are zeros.
+    """
+    step = 1 if weight.dtype == torch.float32 else 2
+    outputs, inputs = weight.shape
+    panels, steps = -(-outputs // PANEL), -(-inputs // step)
+    whole = weight.new_zeros(panels * PANEL, steps * step)
+    whole[:outputs, :inputs] = weight
+    return whole.view(panels, PANEL, steps, step).transpose(1, 2).contiguous()
+
+
+def unpack_panels(packed: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
+    """The weight [outputs, in] that `pack_panels` took."""
+    panels, steps, _, step = packed.shape
+    whole = packed.transpose(1, 2).reshape(panels * PANEL, steps * step)
+    return whole[:outputs, :inputs].contiguous()
+
+
+def linear_packed(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    """out[r, n] = sum of x[r, k] * weight[n, k] + bias[n]; x [rows, in], out [rows, outputs], of one dtype.
+
+    Sums are float32 in the order of the inputs, whatever the number of rows.
+    """
+    torch.ops.sgl_kernel.linear_packed(x, packed, bias, out)
+    return out
+
+
+class BlockForm(IntEnum):
+    """What a quantized number means: `scale * q`, or `scale * q + minimum`, in 4 or 8 bits.
+
+    q is -8 .. 7 in `Q4`, 0 .. 15 in `Q4_MIN`, -128 .. 127 in both others.
+    """
+
+    Q4 = 0
+    Q4_MIN = 1
+    Q8 = 2
+    Q8_MIN = 3
+
+    @property
+    def has_minimum(self) -> bool:
+        return self in (BlockForm.Q4_MIN, BlockForm.Q8_MIN)
+
+    @property
+    def is_nibbles(self) -> bool:
+        return self in (BlockForm.Q4, BlockForm.Q4_MIN)
+
+    @property
+    def offset(self) -> int:
+        """How far above its value a number is stored: numbers are stored as unsigned ones."""
+        return {BlockForm.Q4: 8, BlockForm.Q4_MIN: 0}.get(self, 128)
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """A quantized weight before packing.
+
+    numbers: int8 [outputs, in], in a multiple of 32. scales and minima: float16 [outputs, in / 32].
+    """
+
+    form: BlockForm
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    minima: torch.Tensor | None = None
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [outputs, in]."""
+        weight = self.numbers.float() * self.scales.float().repeat_interleave(BLOCK, dim=1)
+        if self.minima is not None:
+            weight += self.minima.float().repeat_interleave(BLOCK, dim=1)
+        return weight
+
+
+def pack_blocks(weight: BlockWeight) -> torch.Tensor:
+    """uint8 [groups, blocks, bytes of a record]: of 16 outputs the numbers of 32 inputs, scales, minima.
+
+    Numbers lie in fours of inputs, those of 16 outputs side by side; of 4-bit ones input k has the low half
+    of a byte, and input k + 16 the high half. Missing outputs are zeros.
+    """
+    outputs, inputs = weight.numbers.shape
+    if inputs % BLOCK:
+        raise ValueError(f"a quantized weight has a multiple of {BLOCK} inputs, and this one has {inputs}")
+    groups, blocks = -(-outputs // GROUP), inputs // BLOCK
+    numbers = weight.numbers.new_zeros(groups * GROUP, inputs, dtype=torch.int16)
+    numbers[:outputs] = weight.numbers.to(torch.int16) + weight.form.offset
+    numbers[outputs:] = weight.form.offset
+    # [groups, blocks, fours, outputs, inputs of a four]
+    fours = numbers.to(torch.uint8).view(groups, GROUP, blocks, BLOCK // 4, 4).permute(0, 2, 3, 1, 4)
+    if weight.form.is_nibbles:
+        low, high = fours.chunk(2, dim=2)
+        fours = low | (high << 4)
+    parts = [fours.reshape(groups, blocks, -1)]
+    for halves in (weight.scales, weight.minima):
+        if halves is None:
+            continue
+        whole = torch.zeros(groups * GROUP, blocks, dtype=torch.float16)
+        whole[:outputs] = halves
+        parts.append(whole.view(groups, GROUP, blocks).transpose(1, 2).contiguous().view(torch.uint8))
+    return torch.cat(parts, dim=2).contiguous()
+
+
+def linear_blocks(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, form: BlockForm
+) -> torch.Tensor:
+    """The same over quantized blocks; x and out are float32 or bfloat16, and x is quantized on the way."""
+    torch.ops.sgl_kernel.linear_blocks(x, packed, bias, out, int(form))
+    return out
+
+
+def quantized_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [rows, in] as int8 numbers and float32 scales [rows, in / 32]: max / 127 of 32 inputs each."""
+    blocks = x.float().view(x.shape[0], x.shape[1] // BLOCK, BLOCK)
+    most = blocks.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(most > 0, torch.full_like(most, 127.0) / most, torch.zeros_like(most))
+    return (blocks * inverse).round().view(x.shape).to(torch.int8), (most / 127.0).squeeze(-1)
+
+
+def linear_blocks_reference(x: torch.Tensor, weight: BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """What `linear_blocks` computes, in float64 behind the quantizing of x."""
+    numbers, scales = quantized_rows(x)
+    rows = numbers.double() * scales.double().repeat_interleave(BLOCK, dim=1)
+    out = rows @ weight.dequantized().double().T
+    return (out if bias is None else out + bias.double()).to(x.dtype)
+
+
+@torch.library.register_fake("sgl_kernel::linear_packed")
+def _linear_packed_fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    """Only writes into `out`."""
+
+
+@torch.library.register_fake("sgl_kernel::linear_blocks")
+def _linear_blocks_fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, form: int
+) -> None:
+    """Only writes into `out`."""

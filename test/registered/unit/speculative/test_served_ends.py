@@ -159,6 +159,20 @@ def test_a_text_longer_than_the_draft_reaches_stays_the_same(
     assert spec is not None and spec.histogram[3] >= (64 - len(PROMPTS["a"])) // 4 - 1
 
 
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+def test_a_head_that_says_it_reads_less_than_the_model_is_served_as_far_as_the_model(
+    lab: SpecLab, tmp_path: pathlib.Path, algorithm: str
+) -> None:
+    """It has no table of positions of its own: what its config says of them is the model's business."""
+    head = pathlib.Path(lab.drafts.fields(algorithm, "random")["speculative_draft_model_path"])
+    flags = {"speculative_draft_model_path": str(write_short_draft(tmp_path / "draft", head, 64))}
+    requests = [ask("a", 100), ask("long", 40, logprob_start_len=0)]
+    with lab.drafted(algorithm, "random", "tree", **flags) as stage:
+        drafted = stage.finish(*requests)
+        stage.check_empty()
+    assert list(differences(lab.without_draft(requests), drafted)) == []
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_requests_for_one_token_all_end_and_a_later_one_is_served(

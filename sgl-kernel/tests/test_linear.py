@@ -13,6 +13,7 @@ from sgl_kernel.linear import (
     pack_blocks,
     pack_panels,
     quantized_rows,
+    unpack_blocks,
     unpack_panels,
 )
 
@@ -114,6 +115,17 @@ def block_weight(form, outputs, inputs, seed=0):
     halves = torch.randn(2, outputs, inputs // 32, generator=generator).half() * 0.1
     halves[0, 0, 0] = 3e-7  # below the normal numbers of a half float
     return BlockWeight(form, numbers, halves[0], halves[1] if form.has_minimum else None)
+
+
+@pytest.mark.parametrize("form", BlockForm, ids=[form.name for form in BlockForm])
+def test_what_was_packed_as_blocks_comes_back(form):
+    for outputs, inputs in BLOCK_SHAPES:
+        weight = block_weight(form, outputs, inputs)
+        found = unpack_blocks(pack_blocks(weight), form, outputs)
+        assert found.form is form and torch.equal(found.numbers, weight.numbers)
+        assert torch.equal(found.scales, weight.scales)
+        assert (found.minima is None) == (weight.minima is None)
+        assert found.minima is None or torch.equal(found.minima, weight.minima)
 
 
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)

@@ -122,6 +122,21 @@ def pack_blocks(weight: BlockWeight) -> torch.Tensor:
     return torch.cat(parts, dim=2).contiguous()
 
 
+def unpack_blocks(packed: torch.Tensor, form: BlockForm, outputs: int) -> BlockWeight:
+    """The weight that `pack_blocks` took."""
+    groups, blocks, _ = packed.shape
+    size = GROUP * BLOCK // (2 if form.is_nibbles else 1)
+    fours = packed[:, :, :size].reshape(groups, blocks, -1, GROUP, 4)
+    if form.is_nibbles:
+        fours = torch.cat([fours & 15, fours >> 4], dim=2)
+    numbers = fours.permute(0, 3, 1, 2, 4).reshape(groups * GROUP, blocks * BLOCK).to(torch.int16)
+    halves = [
+        part.contiguous().view(torch.float16).transpose(1, 2).reshape(groups * GROUP, blocks)[:outputs]
+        for part in packed[:, :, size:].split(2 * GROUP, dim=2)
+    ]
+    return BlockWeight(form, (numbers - form.offset).to(torch.int8)[:outputs], *halves)
+
+
 def linear_blocks(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, form: BlockForm
 ) -> torch.Tensor:

@@ -17,7 +17,7 @@ from sglang.srt.distributed.communication_op import (
     tensor_model_parallel_all_gather,
 )
 from sglang.srt.layers.linear import Axis, axis_place
-from sglang.srt.layers.quantization.base_config import StoredWeight
+from sglang.srt.layers.quantization.base_config import LinearMethod, StoredWeight
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.weights.head_share import AxisShare
 from sglang.srt.layers.weights.parameter import LoadableParameter, Place
@@ -48,8 +48,8 @@ class ParallelLMHead(nn.Module):
     """hidden [rows, hidden] -> float32 logits [rows, vocab].
 
     The vocabulary is cut over the group of `axis`, whose ranks must all bring the same rows. `vocab_size` may
-    be lowered later to the ids that a token stands for. A tied head shares the table of the embedding if both
-    are cut alike; otherwise it holds its own part of the same checkpoint tensor.
+    be lowered later to the ids that a token stands for. An unquantized tied head shares the table of the
+    embedding if both are cut alike; otherwise it holds its own part of the same checkpoint tensor.
     """
 
     weight: LoadableParameter
@@ -64,13 +64,15 @@ class ParallelLMHead(nn.Module):
         dtype: torch.dtype,
         tied_to: VocabParallelEmbedding | None = None,
         axis: Axis = "tp",
+        method: LinearMethod | None = None,
     ) -> None:
         super().__init__()
         self.rank, self.width = rank, _ = axis_place(axis)
         self.axis = axis
         self.vocab_size = vocab_size
-        method = UnquantizedLinearMethod()
-        if tied_to is not None and (rank, self.width) == (tied_to.rank, tied_to.width):
+        method = method or UnquantizedLinearMethod()
+        is_cut_alike = tied_to is not None and (rank, self.width) == (tied_to.rank, tied_to.width)
+        if tied_to is not None and is_cut_alike and isinstance(method, UnquantizedLinearMethod):
             table = tied_to.weight
             self.columns = table.shape[0] * self.width
 

@@ -49,7 +49,11 @@ def swap_tokens(file: pathlib.Path) -> None:
     [
         ("EAGLE3", None, ["--speculative-algorithm EAGLE3 needs a draft", "--speculative-draft-model-path"]),
         ("NGRAM", "eagle", ["--speculative-draft-model-path has no effect with NGRAM"]),
-        ("EAGLE3", "absent", ["speculative_draft_model_path", "absent", "does not exist"]),
+        (
+            "EAGLE3",
+            "absent",
+            ["--speculative-draft-model-path", "absent", "give the folder of an EAGLE3 draft"],
+        ),
         ("EAGLE3", "eagle", ["LlamaForCausalLMEagle,", "use --speculative-algorithm EAGLE,"]),
         ("STANDALONE", "reduced", ["LlamaForCausalLMEagle3,", "--speculative-algorithm EAGLE3"]),
         ("EAGLE3", "wider", ["hidden_size is 128", "has 64", "--speculative-draft-model-path"]),

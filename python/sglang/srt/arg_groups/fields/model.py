@@ -70,9 +70,10 @@ class Model(Namespace, ns=NS("model")):
     quantization: A[
         str | None,
         Arg(
-            help="Weight quantization scheme; default is what the checkpoint says.",
+            help="gguf computes with the blocks of a GGUF file as they are (compiled kernels); without it "
+            "they are dequantized when they are loaded.",
             served=("gguf",),
-            instead="leave the flag out (a GGUF file says its own types)",
+            instead="leave the flag out, or take gguf for a GGUF file",
         ),
     ] = None
     quantization_param_path: A[str | None, Arg(help="File with scale factors of an fp8 KV cache.")] = None

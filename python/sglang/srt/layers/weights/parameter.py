@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from sglang.srt.layers.weights.blocks import BlockPart
 from sglang.srt.layers.weights.head_share import AxisShare
 
 
@@ -25,6 +26,12 @@ class LoadPart(Protocol):
     ) -> torch.Tensor: ...
 
 
+class LoadBlocks(Protocol):
+    """Reads the same part as whole numbers with scales; of the last dimension, multiples of a block only."""
+
+    def __call__(self, dim: int, start: int, length: int, /) -> BlockPart: ...
+
+
 @dataclass(frozen=True, slots=True)
 class WeightItem:
     """One tensor of a checkpoint, not read yet.
@@ -32,6 +39,7 @@ class WeightItem:
     `name` is the Hugging Face name whatever the file format is, `file` is what an error names, and
     `load(dtype, dim, start, length)` reads only that part. `nbytes` is the size of the whole tensor in the
     file; `block` values of the last dimension are packed together and can only be read together.
+    `load_blocks` is there where the file holds whole numbers with a scale for 32 of them each.
     """
 
     name: str
@@ -40,6 +48,7 @@ class WeightItem:
     load: LoadPart
     nbytes: int
     block: int = 1
+    load_blocks: LoadBlocks | None = None
 
     def part_nbytes(self, dim: int, start: int, length: int) -> int:
         """Bytes of the file that reading a part takes: whole blocks."""
@@ -117,6 +126,10 @@ class LoadableParameter(nn.Parameter):
         _assert_places_tile(parameter)
         return parameter
 
+    def read_part(self, place: Place, item: WeightItem) -> bool:
+        """Read the place's part of an item; False: the ledger reads it, and copies it in."""
+        return False
+
 
 def _assert_places_tile(parameter: LoadableParameter) -> None:
     """The places of a parameter follow one another and leave no row out."""
@@ -192,6 +205,8 @@ class WeightLedger:
             )
         parts: dict[tuple[torch.dtype, int, AxisShare], torch.Tensor | None] = {}
         for parameter, place in uses:
+            if parameter.read_part(place, item):
+                continue
             key = (parameter.dtype, place.dim, place.share)
             if key not in parts:
                 parts[key] = _read(item, place, parameter.dtype)

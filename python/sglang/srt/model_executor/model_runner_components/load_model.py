@@ -5,15 +5,22 @@ Called once by the model runner. It must not decide which files are read: the lo
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import torch
 
+from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.quantization.base_config import QuantizationConfig
+from sglang.srt.layers.quantization.gguf import GGUFConfig
+from sglang.srt.layers.quantization.unquant import UnquantizedConfig
 from sglang.srt.model_loader.loader import load_model, open_checkpoint
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.models.registry import model_class
 from sglang.srt.runtime_context import get_model, get_parallel
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,9 +39,25 @@ def build_model(model_config: ModelConfig, *, dtype: torch.dtype, device: torch.
     """The model with its weights loaded, ready for forwards."""
     checkpoint = open_checkpoint(model_config, get_model().load_format, dtype)
     with torch.device(device):
-        model = model_class(model_config.architecture)(checkpoint.config, dtype=dtype)
+        model = model_class(model_config.architecture)(
+            checkpoint.config, dtype=dtype, quant=_quantization(checkpoint.config)
+        )
     load_model(model, checkpoint, dtype=dtype, show_progress=_is_first_rank() and sys.stderr.isatty())
     return model.eval()
+
+
+def _quantization(config: ModelConfig) -> QuantizationConfig:
+    """How weights are computed with: a GGUF file's blocks as they are where that was asked for."""
+    if get_model().quantization != "gguf" or config.source != "gguf":
+        return UnquantizedConfig()
+    if compiled_kernels() is None:
+        logger.warning(
+            "--quantization gguf: the blocks of %s are dequantized, because only the compiled kernels "
+            "compute with them; `make kernels` builds these",
+            config.path,
+        )
+        return UnquantizedConfig()
+    return GGUFConfig()
 
 
 def _is_first_rank() -> bool:

@@ -14,9 +14,13 @@ import torch
 from sglang.srt.configs.gguf.header import GGUFHeader, GGUFTensorInfo
 from sglang.srt.configs.gguf.parts import open_gguf
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.weights.blocks import BLOCK, BlockPart
 from sglang.srt.layers.weights.parameter import WeightItem
-from sglang.srt.model_loader.gguf.dequant import DECODERS, dequantize
+from sglang.srt.model_loader.gguf.dequant import DECODERS, dequantize, split_rows
 from sglang.srt.model_loader.gguf.names import CONFIG_TENSORS, hf_name
+
+#: Types that layers can compute with as they are: 32 numbers have a scale.
+COMPUTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K")
 
 
 def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
@@ -37,7 +41,9 @@ def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
                 f"{tensor.path}: tensor {tensor.name!r} is stored as {tensor.type.name}, which is not read; "
                 f"known: {', '.join(DECODERS)}"
             )
-        load = functools.partial(_load, header, tensor, _shuffled_heads(name, model_config))
+        heads = _shuffled_heads(name, model_config)
+        load = functools.partial(_load, header, tensor, heads)
+        load_blocks = functools.partial(_load_blocks, header, tensor, heads)
         items.append(
             WeightItem(
                 name=name,
@@ -46,6 +52,7 @@ def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
                 load=load,
                 nbytes=tensor.nbytes,
                 block=tensor.type.block_elements,
+                load_blocks=load_blocks if tensor.type.name in COMPUTED and len(tensor.shape) == 2 else None,
             )
         )
     header.prefetch()
@@ -77,13 +84,9 @@ def _load(
     what = f"{tensor.path}: tensor {tensor.name!r}"
     shape = tensor.shape
     length = shape[dim] - start if length is None else length
-    if heads is not None and shape[0] % (2 * heads):
-        raise ValueError(f"{what} has {shape[0]} rows, which are not {heads} heads of an even size")
     if dim not in (0, len(shape) - 1):
         raise ValueError(f"{what} of shape {list(shape)} cannot be cut along dimension {dim}")
-    # Shuffled rows stay within their head, so they are read by whole heads.
-    unit = 1 if heads is None or dim > 0 else shape[0] // heads
-    first, last = start // unit * unit, -(-(start + length) // unit) * unit
+    first, last = _whole_heads(tensor, heads, dim, start, length)
     data, columns = header.data(tensor), None
     if dim == len(shape) - 1:
         columns = (first, last - first)
@@ -91,10 +94,53 @@ def _load(
         row = tensor.type.nbytes(math.prod(shape[1:]))
         data, shape = data[first * row : last * row], (last - first, *shape[1:])
     weight = dequantize(data, tensor.type, shape, dtype, what, columns)
-    if heads is not None:
-        # Within a head the file alternates rows of the two rotary halves: [heads, half, 2, ...] -> [heads,
-        # 2, half, ...]
-        half = tensor.shape[0] // heads // 2
-        pairs = weight.view(-1, half, 2, *weight.shape[1:])
-        weight = pairs.swapaxes(1, 2).reshape(weight.shape)
-    return weight.narrow(dim, start - first, length)
+    return _natural_rows(weight, tensor, heads).narrow(dim, start - first, length)
+
+
+def _load_blocks(
+    header: GGUFHeader, tensor: GGUFTensorInfo, heads: int | None, dim: int, start: int, length: int
+) -> BlockPart:
+    """A part of a matrix as whole numbers with scales; of the last dimension, multiples of 32."""
+    rows, width = tensor.shape
+    first, last = _whole_heads(tensor, heads, dim, start, length)
+    data, columns = header.data(tensor), (0, width)
+    if dim == 0:
+        row = tensor.type.nbytes(width)
+        data, rows = data[first * row : last * row], last - first
+    else:
+        columns = (start, length)
+    found = split_rows(data, tensor.type, rows, width, columns)
+
+    def cut(values: torch.Tensor) -> torch.Tensor:
+        values = _natural_rows(values, tensor, heads)
+        return values if dim > 0 else values.narrow(0, start - first, length)
+
+    numbers = torch.from_numpy(found.numbers).to(torch.int8).reshape(rows, -1)
+    assert numbers.shape[1] == found.scales.shape[1] * BLOCK
+    minima = None if found.minima is None else cut(torch.from_numpy(found.minima))
+    return BlockPart(cut(numbers), cut(torch.from_numpy(found.scales)), minima)
+
+
+def _whole_heads(
+    tensor: GGUFTensorInfo, heads: int | None, dim: int, start: int, length: int
+) -> tuple[int, int]:
+    """What is read for this part of a dimension: shuffled rows stay within their head, so whole heads."""
+    if heads is not None and tensor.shape[0] % (2 * heads):
+        raise ValueError(
+            f"{tensor.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, which are not {heads} heads "
+            "of an even size"
+        )
+    unit = 1 if heads is None or dim > 0 else tensor.shape[0] // heads
+    return start // unit * unit, -(-(start + length) // unit) * unit
+
+
+def _natural_rows(weight: torch.Tensor, tensor: GGUFTensorInfo, heads: int | None) -> torch.Tensor:
+    """Rows of whole heads in the order of the model.
+
+    Within a head the file alternates rows of the two rotary halves: [heads, half, 2, ...] -> [heads, 2, half,
+    ...].
+    """
+    if heads is None:
+        return weight
+    half = tensor.shape[0] // heads // 2
+    return weight.reshape(-1, half, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)

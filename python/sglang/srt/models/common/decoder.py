@@ -119,6 +119,7 @@ class DecoderForCausalLM(nn.Module):
             dtype=dtype,
             tied_to=self.model.embed_tokens if config.tie_word_embeddings else None,
             axis=head_axis(),
+            method=self.quant.linear_method("lm_head"),
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
 

@@ -1,0 +1,168 @@
+"""Layers that compute with the blocks of a GGUF file: what is packed, and what is dequantized instead."""
+
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=5, suite="unit-cpu")
+
+import logging
+
+import pytest
+import torch
+
+from sglang.kernels.compiled import compiled_kernels
+from sglang.srt.layers.linear import ColumnParallelLinear, RowParallelLinear
+from sglang.srt.layers.quantization.gguf import BlockStoredWeight, GGUFConfig
+from sglang.srt.layers.weights.blocks import BlockPart
+from sglang.srt.layers.weights.parameter import WeightItem, WeightLedger
+from sglang.srt.model_executor.model_runner_components import load_model
+from sglang.test.test_utils import published_topology
+from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model
+from sglang.test.worker_driver import driven_worker
+
+needs_kernels = pytest.mark.skipif(
+    compiled_kernels() is None, reason="sgl_kernel is not installed, or switched off"
+)
+
+
+def random_part(rows, columns, *, bits=4, has_minima=False, seed=0):
+    """Numbers of a type, with scales that a half float holds."""
+    draw = torch.Generator().manual_seed(seed)
+    low, high = (0, 2**bits) if has_minima else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    numbers = torch.randint(low, high, (rows, columns), generator=draw).to(torch.int8)
+    scales, minima = torch.randn(2, rows, columns // 32, generator=draw).half().float() * 0.125
+    return BlockPart(numbers, scales, minima if has_minima else None)
+
+
+def item_of(name, part, *, is_dense=False):
+    whole = part.dequantized()
+
+    def load(dtype, dim=0, start=0, length=None):
+        return whole.narrow(dim, start, whole.shape[dim] - start if length is None else length).to(dtype)
+
+    def load_blocks(dim, start, length):
+        def cut(values, unit):
+            begin, count = (start, length) if dim == 0 else (start // unit, length // unit)
+            return values.narrow(dim, begin, count)
+
+        minima = None if part.minima is None else cut(part.minima, 32)
+        return BlockPart(cut(part.numbers, 1), cut(part.scales, 32), minima)
+
+    return WeightItem(
+        name, "memory", tuple(whole.shape), load, whole.nbytes, load_blocks=None if is_dense else load_blocks
+    )
+
+
+def column_layer(parts, **options):
+    method = GGUFConfig().linear_method("")
+    return ColumnParallelLinear(
+        64,
+        [(name, len(part.numbers)) for name, part in parts.items()],
+        method=method,
+        dtype=torch.float32,
+        **options,
+    )
+
+
+def fill(layer, items):
+    WeightLedger(layer.parameters()).fill_all(items)
+
+
+@pytest.fixture(autouse=True)
+def one_rank():
+    with published_topology(ranks={"world_rank": 0, "dp_rank": None}):
+        yield
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("kinds", "form"),
+    [
+        ([(4, False), (4, False)], "Q4"),
+        ([(4, True), (4, True)], "Q4_MIN"),
+        ([(8, False), (4, False)], "Q8"),
+        ([(5, True), (4, True)], "Q8_MIN"),
+        ([(4, True), (8, False)], "Q8_MIN"),  # one part has minima, the other has none
+    ],
+)
+def test_parts_are_packed_together_in_the_smallest_form_that_holds_them(kinds, form):
+    parts = {
+        name: random_part(20 + 20 * i, 64, bits=bits, has_minima=has_minima, seed=i)
+        for i, (name, (bits, has_minima)) in enumerate(zip(("a", "b"), kinds, strict=True))
+    }
+    layer = column_layer(parts)
+    fill(layer, [item_of(f"{name}.weight", part) for name, part in parts.items()])
+    assert isinstance(layer.stored, BlockStoredWeight) and layer.stored.form.name == form
+    want = torch.cat([part.dequantized() for part in parts.values()])
+    assert torch.equal(layer.stored.unpack(), want)
+    assert layer.weight.numel() == 0
+    x = torch.randn(3, 64)
+    out, exact = layer(x), x.double() @ want.double().T
+    assert (out - exact).abs().max() < 0.02 * exact.abs().max(), "x is rounded to 8 bits"
+
+
+@needs_kernels
+def test_a_part_that_is_no_block_makes_the_layer_a_dense_one(caplog):
+    caplog.set_level(logging.INFO)
+    parts = {"a": random_part(20, 64), "b": random_part(12, 64, seed=1)}
+    layer = column_layer(parts)
+    fill(layer, [item_of("a.weight", parts["a"]), item_of("b.weight", parts["b"], is_dense=True)])
+    assert not isinstance(layer.stored, BlockStoredWeight)
+    assert torch.equal(layer.stored.unpack(), torch.cat([part.dequantized() for part in parts.values()]))
+    assert "a.weight, b.weight: not computed as blocks" in caplog.text
+
+
+@needs_kernels
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_ranks_take_their_rows_and_the_last_one_pads_with_zeros(rank):
+    part = random_part(40, 64)
+    with published_topology(tp_size=3, ranks={"world_rank": rank, "dp_rank": None}):
+        layer = column_layer({"a": part})
+    fill(layer, [item_of("a.weight", part)])
+    mine = torch.zeros(14, 64)
+    rows = part.dequantized()[14 * rank : 14 * rank + 14]
+    mine[: len(rows)] = rows
+    assert isinstance(layer.stored, BlockStoredWeight)
+    assert torch.equal(layer.stored.unpack(), mine)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("inputs", "is_packed"), [(128, True), (96, False)])
+def test_input_features_are_cut_between_blocks_or_not_packed(inputs, is_packed):
+    part = random_part(8, inputs)
+    for rank in (0, 1):
+        with published_topology(tp_size=2, ranks={"world_rank": rank, "dp_rank": None}):
+            method = GGUFConfig().linear_method("")
+            layer = RowParallelLinear("w", inputs, 8, method=method, dtype=torch.float32)
+        fill(layer, [item_of("w.weight", part)])
+        assert isinstance(layer.stored, BlockStoredWeight) is is_packed
+        half = inputs // 2
+        assert torch.equal(layer.stored.unpack(), part.dequantized()[:, half * rank : half * rank + half])
+
+
+@needs_kernels
+@pytest.mark.parametrize("quantization", ["Q4_1", "Q8_0", "Q5_0"])
+def test_a_model_gives_nearly_the_logits_of_its_dequantized_weights(tmp_path, quantization):
+    folder = write_tiny_model(tmp_path / "model", hidden_size=64, intermediate_size=128, tie=True)
+    file = write_tiny_gguf(folder, quantization=quantization)
+    logits = {}
+    for fields in ({}, {"quantization": "gguf"}):
+        with driven_worker(file, **fields) as driver:
+            seq = driver.add(list(range(5, 45)))
+            logits[len(fields)] = driver.logits([(seq, 40)])
+            kinds = {
+                type(module.stored)
+                for module in driver.target.model_runner.model.modules()
+                if hasattr(module, "stored")
+            }
+            assert (kinds == {BlockStoredWeight}) == bool(fields)
+    error = (logits[1] - logits[0]).norm() / logits[0].norm()
+    assert 0 < error < 0.06, "8-bit inputs of every layer"
+
+
+def test_without_the_kernels_blocks_are_dequantized_and_a_warning_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(load_model, "compiled_kernels", lambda: None)
+    file = write_tiny_gguf(write_tiny_model(tmp_path / "model"), quantization="Q4_1")
+    with driven_worker(file, quantization="gguf") as driver:
+        modules = driver.target.model_runner.model.modules()
+        assert not any(isinstance(getattr(module, "stored", None), BlockStoredWeight) for module in modules)
+    assert "are dequantized, because only the compiled kernels" in caplog.text

@@ -16,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-builtin-rules
 .DELETE_ON_ERROR:
-.PHONY: help setup kernels kernels-if-possible serve test lint lint-checks lanes kernel-tests installed clean
+.PHONY: help setup kernels kernels-if-possible serve test lint lint-checks lanes kernel-tests torch-tests installed clean
 
 VENV ?= .venv
 WHEEL ?= 0
@@ -118,9 +118,15 @@ lanes:
 kernel-tests:
 	$(QUIET_THREADS) $(PY) -P -m pytest -q -p no:cacheprovider sgl-kernel/tests
 
+# What has a compiled form, once more without it: the other lanes run with the kernels.
+torch-tests:
+	SGLANG_USE_CPU_KERNELS=0 $(QUIET_THREADS) $(PY) -P -m pytest -q -p no:cacheprovider \
+	  test/registered/unit/layers test/registered/unit/models test/registered/unit/model_executor
+
 test: setup $(STAMPS)/dev $(STAMPS)/kernel installed
 	@$(MAKE) --no-print-directory lint-checks
 	@$(MAKE) --no-print-directory kernel-tests
+	@$(MAKE) --no-print-directory torch-tests
 	@$(MAKE) --no-print-directory lanes
 
 clean:

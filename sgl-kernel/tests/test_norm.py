@@ -7,7 +7,7 @@ import torch
 from isa_levels import LEVELS, answers_at, supported_levels
 
 import sgl_kernel
-from sgl_kernel.norm import fused_add_rmsnorm, fused_add_rmsnorm_reference
+from sgl_kernel.norm import fused_add_rmsnorm, fused_add_rmsnorm_reference, rmsnorm, rmsnorm_reference
 
 # Widths around the register sizes (4, 8, 16), a model's width, a single column, and none.
 SHAPES = ((1, 576), (7, 576), (3, 17), (2, 16), (2, 15), (5, 1), (1, 64), (130, 640), (0, 576), (3, 0))
@@ -51,6 +51,42 @@ def test_the_kernel_equals_the_reference(level, dtype, tmp_path):
         assert torch.equal(got_residual, wanted_residual)  # one addition and one rounding: nothing may differ
         assert_close(got, wanted)
         assert torch.equal(got_weight, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_norm_alone_equals_the_reference(level, dtype, tmp_path):
+    if level not in supported_levels():
+        pytest.skip(f"this processor has no {level}")
+    cases = [(x, weight, torch.full_like(x, 7.0)) for x, _, weight in make_cases(dtype)]
+    body = "for case in cases:\n    answers.append(sgl_kernel.rmsnorm(*case, 1e-5))"
+    for (x, weight, _), got in zip(cases, answers_at(level, body, cases, tmp_path), strict=True):
+        assert_close(got, rmsnorm_reference(x, weight, EPS))
+
+
+def test_the_norm_may_be_written_over_its_input_and_keeps_torchs_rules():
+    x, _, weight = make_cases(torch.float32)[1]
+    wanted = rmsnorm(x, weight, torch.empty_like(x), EPS)
+    assert torch.equal(rmsnorm(x.clone(), weight, torch.empty_like(x), EPS), wanted)
+    copy = x.clone()
+    assert torch.equal(rmsnorm(copy, weight, copy, EPS), wanted)
+    torch.library.opcheck(torch.ops.sgl_kernel.rmsnorm.default, (x, weight, torch.empty_like(x), EPS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((torch.ones(4), torch.ones(4), torch.ones(4)), r"input is \[rows, hidden\]"),
+        ((torch.ones(2, 4), torch.ones(5), torch.ones(2, 4)), r"weight is \[4\]"),
+        ((torch.ones(2, 4), torch.ones(4), torch.ones(3, 4)), "out has the shape of input"),
+        ((torch.ones(4, 2).t(), torch.ones(4), torch.ones(2, 4)), "contiguous"),
+        ((torch.ones(2, 4), torch.ones(4).bfloat16(), torch.ones(2, 4)), "one dtype"),
+        ((torch.ones(2, 4).half(), torch.ones(4).half(), torch.ones(2, 4).half()), "no other dtype"),
+    ],
+)
+def test_arguments_of_the_norm_that_do_not_fit_are_refused(arguments, said):
+    with pytest.raises(RuntimeError, match=said):
+        rmsnorm(*arguments)
 
 
 @pytest.mark.parametrize("level", LEVELS)

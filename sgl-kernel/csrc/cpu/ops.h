@@ -42,6 +42,8 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   namespace isa {                                                                                                   \
   void fused_add_rmsnorm(float* input, float* residual, const float* weight, int64_t rows, int64_t hidden, float eps); \
   void fused_add_rmsnorm(bf16* input, bf16* residual, const bf16* weight, int64_t rows, int64_t hidden, float eps);   \
+  void rmsnorm(const float* input, const float* weight, float* out, int64_t rows, int64_t hidden, float eps);          \
+  void rmsnorm(const bf16* input, const bf16* weight, bf16* out, int64_t rows, int64_t hidden, float eps);             \
   void linear_float(const Linear<float>& call, void* scratch, int64_t part, int64_t parts);                           \
   void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts);                             \
   void linear_blocks(const Linear<float>& call, Blocks form, void* scratch, int64_t part, int64_t parts);             \

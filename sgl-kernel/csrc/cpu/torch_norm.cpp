@@ -62,16 +62,51 @@ void fused_add_rmsnorm(Tensor input, Tensor residual, Tensor weight, double eps)
   }
 }
 
+template <typename T>
+void run_rmsnorm(const Tensor& input, const Tensor& weight, Tensor& out, float eps) {
+  using Kernel = void (*)(const T*, const T*, T*, int64_t, int64_t, float);
+  const Kernel kernel = SGL_PICK(Kernel, rmsnorm);
+  const int64_t hidden = input.size(1);
+  const T* in = static_cast<const T*>(input.const_data_ptr());
+  const T* w = static_cast<const T*>(weight.const_data_ptr());
+  T* to = static_cast<T*>(out.mutable_data_ptr());
+  torch::stable::parallel_for(0, input.size(0), rows_per_task(hidden), [=](int64_t begin, int64_t end) {
+    kernel(in + begin * hidden, w, to + begin * hidden, end - begin, hidden, eps);
+  });
+}
+
+void rmsnorm(Tensor input, Tensor weight, Tensor out, double eps) {
+  STD_TORCH_CHECK(input.dim() == 2, "rmsnorm: input is [rows, hidden], got ", input.dim(), " dimensions");
+  const int64_t rows = input.size(0), hidden = input.size(1);
+  STD_TORCH_CHECK(out.dim() == 2 && out.size(0) == rows && out.size(1) == hidden,
+                  "rmsnorm: out has the shape of input, [", rows, ", ", hidden, "]");
+  STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == hidden, "rmsnorm: weight is [", hidden, "]");
+  STD_TORCH_CHECK(input.is_contiguous() && out.is_contiguous() && weight.is_contiguous(),
+                  "rmsnorm: all tensors are contiguous; call .contiguous() first");
+  STD_TORCH_CHECK(out.scalar_type() == input.scalar_type() && weight.scalar_type() == input.scalar_type(),
+                  "rmsnorm: input, weight and out have one dtype");
+  if (rows * hidden == 0) return;
+  switch (input.scalar_type()) {
+    case ScalarType::Float: return run_rmsnorm<float>(input, weight, out, static_cast<float>(eps));
+    case ScalarType::BFloat16: return run_rmsnorm<sgl::bf16>(input, weight, out, static_cast<float>(eps));
+    default: STD_TORCH_CHECK(false, "rmsnorm: float32 and bfloat16 are served, no other dtype");
+  }
+}
+
 std::string isa_level() { return sgl::isa_name(sgl::isa()); }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(sgl_kernel, m) {
   m.def("fused_add_rmsnorm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps) -> ()");
+  m.def("rmsnorm(Tensor input, Tensor weight, Tensor(a!) out, float eps) -> ()");
   m.def("isa_level() -> str");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) { m.impl("fused_add_rmsnorm", TORCH_BOX(&fused_add_rmsnorm)); }
+STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
+  m.impl("fused_add_rmsnorm", TORCH_BOX(&fused_add_rmsnorm));
+  m.impl("rmsnorm", TORCH_BOX(&rmsnorm));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) { m.impl("isa_level", TORCH_BOX(&isa_level)); }
 

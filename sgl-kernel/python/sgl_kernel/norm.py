@@ -16,13 +16,27 @@ def fused_add_rmsnorm(
     torch.ops.sgl_kernel.fused_add_rmsnorm(input, residual, weight, eps)
 
 
+def rmsnorm(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """Writes `input / rms(input) * weight` into `out`, which may be `input` itself.
+
+    input, out: [rows, hidden], weight: [hidden], all contiguous, all float32 or all bfloat16.
+    """
+    torch.ops.sgl_kernel.rmsnorm(input, weight, out, eps)
+    return out
+
+
 def fused_add_rmsnorm_reference(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same as (normalised, sum) without writing: the sum is rounded to its dtype, the rest is float32."""
     total = (input.float() + residual.float()).to(residual.dtype)
-    scale = torch.rsqrt(total.float().pow(2).mean(-1, keepdim=True) + eps)
-    return (total.float() * scale * weight.float()).to(input.dtype), total
+    return rmsnorm_reference(total, weight, eps), total
+
+
+def rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """The same as `rmsnorm`, in float32."""
+    scale = torch.rsqrt(input.float().pow(2).mean(-1, keepdim=True) + eps)
+    return (input.float() * scale * weight.float()).to(input.dtype)
 
 
 @torch.library.register_fake("sgl_kernel::fused_add_rmsnorm")
@@ -30,3 +44,8 @@ def _fused_add_rmsnorm_fake(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> None:
     """Nothing to say about shapes: the operator only writes into its arguments."""
+
+
+@torch.library.register_fake("sgl_kernel::rmsnorm")
+def _rmsnorm_fake(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+    """Only writes into `out`."""

@@ -40,6 +40,22 @@ struct Vec {
   }
 };
 
+inline Vec max(Vec a, Vec b) { return Vec{_mm256_max_ps(a.lanes, b.lanes)}; }
+inline float highest(Vec a) {
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128(a.lanes), _mm256_extractf128_ps(a.lanes, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
+inline Vec whole(Vec a) { return Vec{_mm256_round_ps(a.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec times_power_of_two(Vec a, Vec power) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(power.lanes), _mm256_set1_epi32(127));
+  return Vec{_mm256_mul_ps(a.lanes, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))};
+}
+// Zero where x is below the bound, else the value.
+inline Vec zero_below(Vec x, Vec bound, Vec value) {
+  return Vec{_mm256_and_ps(_mm256_cmp_ps(x.lanes, bound.lanes, _CMP_NLT_UQ), value.lanes)};
+}
+inline Vec operator-(Vec a, Vec b) { return Vec{_mm256_sub_ps(a.lanes, b.lanes)}; }
 inline Vec operator+(Vec a, Vec b) { return Vec{_mm256_add_ps(a.lanes, b.lanes)}; }
 inline Vec operator*(Vec a, Vec b) { return Vec{_mm256_mul_ps(a.lanes, b.lanes)}; }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return Vec{_mm256_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }

@@ -34,6 +34,15 @@ struct Vec {
   float sum() const { return _mm512_reduce_add_ps(lanes); }
 };
 
+inline Vec max(Vec a, Vec b) { return Vec{_mm512_max_ps(a.lanes, b.lanes)}; }
+inline float highest(Vec a) { return _mm512_reduce_max_ps(a.lanes); }
+inline Vec whole(Vec a) { return Vec{_mm512_roundscale_ps(a.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec times_power_of_two(Vec a, Vec power) { return Vec{_mm512_scalef_ps(a.lanes, power.lanes)}; }
+// Zero where x is below the bound, else the value.
+inline Vec zero_below(Vec x, Vec bound, Vec value) {
+  return Vec{_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.lanes, bound.lanes, _CMP_NLT_UQ), value.lanes)};
+}
+inline Vec operator-(Vec a, Vec b) { return Vec{_mm512_sub_ps(a.lanes, b.lanes)}; }
 inline Vec operator+(Vec a, Vec b) { return Vec{_mm512_add_ps(a.lanes, b.lanes)}; }
 inline Vec operator*(Vec a, Vec b) { return Vec{_mm512_mul_ps(a.lanes, b.lanes)}; }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return Vec{_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }

@@ -25,6 +25,45 @@ struct Vec {
   float sum() const { return (lane[0] + lane[1]) + (lane[2] + lane[3]); }
 };
 
+inline Vec max(Vec a, Vec b) {
+  for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
+  return a;
+}
+
+inline float highest(Vec a) {
+  float most = a.lane[0];
+  for (int64_t i = 1; i < Vec::width; ++i) most = a.lane[i] > most ? a.lane[i] : most;
+  return most;
+}
+
+inline Vec whole(Vec a) {
+  for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] = __builtin_rintf(a.lane[i]);
+  return a;
+}
+
+inline Vec times_power_of_two(Vec a, Vec power) {
+  for (int64_t i = 0; i < Vec::width; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(power.lane[i]) + 127) << 23;
+    float factor;
+    __builtin_memcpy(&factor, &bits, sizeof(factor));
+    a.lane[i] *= factor;
+  }
+  return a;
+}
+
+// Zero where x is below the bound, else the value.
+inline Vec zero_below(Vec x, Vec bound, Vec value) {
+  for (int64_t i = 0; i < Vec::width; ++i) {
+    if (x.lane[i] < bound.lane[i]) value.lane[i] = 0.f;
+  }
+  return value;
+}
+
+inline Vec operator-(Vec a, Vec b) {
+  for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] -= b.lane[i];
+  return a;
+}
+
 inline Vec operator+(Vec a, Vec b) {
   for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] += b.lane[i];
   return a;

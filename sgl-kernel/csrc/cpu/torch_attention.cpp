@@ -1,0 +1,121 @@
+// The operator of attention as torch sees it: schema, argument checks, and who computes which share.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <optional>
+
+#include "ops.h"
+#include "pick.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Products that one thread takes at least: below this, waking a second thread costs more than it saves.
+constexpr int64_t kProductsPerThread = 1 << 20;
+
+const int64_t* numbers_of(const Tensor& tensor, const char* name, int64_t dims) {
+  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous() && tensor.dim() == dims,
+                  "paged_attention: ", name, " is contiguous int64 with ", dims, " dimensions");
+  return static_cast<const int64_t*>(tensor.const_data_ptr());
+}
+
+// What the kernel would read outside of its arguments is refused; the table's slots are the caller's word.
+void check_requests(const int64_t* first_rows, const int64_t* lengths, const int64_t* table_rows, int64_t requests, int64_t rows,
+                    int64_t table_size, int64_t table_stride) {
+  STD_TORCH_CHECK(first_rows[0] == 0 && first_rows[requests] == rows,
+                  "paged_attention: first_rows goes from 0 to the ", rows, " rows of q");
+  for (int64_t b = 0; b < requests; ++b) {
+    const int64_t own = first_rows[b + 1] - first_rows[b];
+    STD_TORCH_CHECK(own >= 0 && lengths[b] >= own && lengths[b] <= table_stride,
+                    "paged_attention: request ", b, " has ", own, " rows and ", lengths[b], " keys, and the table ",
+                    table_stride, " places");
+    STD_TORCH_CHECK(table_rows[b] >= 0 && table_rows[b] < table_size, "paged_attention: request ", b, " has row ",
+                    table_rows[b], " of a table of ", table_size);
+  }
+}
+
+template <typename T>
+void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& table_rows, const Tensor& first_rows,
+         const Tensor& lengths, const std::optional<Tensor>& tail_mask, Tensor& out, double scale) {
+  sgl::PagedAttention<T> call{};
+  call.q = static_cast<const T*>(q.const_data_ptr());
+  call.kv = static_cast<const T*>(kv.const_data_ptr());
+  call.table = numbers_of(table, "table", 2);
+  call.table_rows = numbers_of(table_rows, "table_rows", 1);
+  call.first_rows = numbers_of(first_rows, "first_rows", 1);
+  call.lengths = numbers_of(lengths, "lengths", 1);
+  call.out = static_cast<T*>(out.mutable_data_ptr());
+  call.requests = lengths.size(0);
+  call.heads = q.size(1);
+  call.kv_heads = kv.size(0) / 2;
+  call.dim = q.size(2);
+  call.slots = kv.size(1);
+  call.table_stride = table.size(1);
+  call.q_stride = q.stride(0);
+  call.scale = static_cast<float>(scale);
+  STD_TORCH_CHECK(table_rows.size(0) == call.requests && first_rows.size(0) == call.requests + 1,
+                  "paged_attention: table_rows has an entry a request, first_rows one more");
+  check_requests(call.first_rows, call.lengths, call.table_rows, call.requests, q.size(0), table.size(0), call.table_stride);
+  if (tail_mask.has_value()) {
+    STD_TORCH_CHECK(tail_mask->scalar_type() == ScalarType::Bool && tail_mask->dim() == 3 && tail_mask->is_contiguous() &&
+                        tail_mask->size(0) == call.requests && tail_mask->size(0) * tail_mask->size(1) == q.size(0),
+                    "paged_attention: tail_mask is contiguous bool [requests, rows of each, tail]");
+    call.tail_mask = static_cast<const bool*>(tail_mask->const_data_ptr());
+    call.width = tail_mask->size(1);
+    call.tail = tail_mask->size(2);
+    for (int64_t b = 0; b < call.requests; ++b) {
+      STD_TORCH_CHECK(call.first_rows[b + 1] - call.first_rows[b] == call.width && call.lengths[b] >= call.tail,
+                      "paged_attention: request ", b, " has other rows than the mask, or fewer keys than its tail");
+    }
+  }
+  int64_t products = 0;
+  for (int64_t b = 0; b < call.requests; ++b) {
+    products += 2 * (call.first_rows[b + 1] - call.first_rows[b]) * call.lengths[b] * call.heads * call.dim;
+  }
+  using Kernel = void (*)(const sgl::PagedAttention<T>&, int64_t, int64_t);
+  const Kernel kernel = SGL_PICK(Kernel, paged_attention);
+  const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
+  const int64_t wanted = products / kProductsPerThread;
+  const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
+  if (shares == 1) return kernel(call, 0, 1);
+  torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t share = begin; share < end; ++share) kernel(call, share, shares);
+  });
+}
+
+void paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tensor first_rows, Tensor lengths,
+                     std::optional<Tensor> tail_mask, Tensor out, double scale) {
+  STD_TORCH_CHECK(q.dim() == 3 && kv.dim() == 3 && kv.size(0) > 0 && kv.size(0) % 2 == 0 && kv.size(2) == q.size(2),
+                  "paged_attention: q is [rows, heads, dim] and kv [2 * kv heads, slots, dim]");
+  const int64_t heads = q.size(1), kv_heads = kv.size(0) / 2, dim = q.size(2);
+  STD_TORCH_CHECK(heads % kv_heads == 0 && heads / kv_heads <= sgl::kMostQueries, "paged_attention: ", heads,
+                  " heads over ", kv_heads, " kv heads; up to ", sgl::kMostQueries, " of them share one");
+  STD_TORCH_CHECK(dim > 0 && dim <= sgl::kMostHeadDim, "paged_attention: heads of 1 to ", sgl::kMostHeadDim, ", got ", dim);
+  STD_TORCH_CHECK((q.size(0) == 0 || (q.stride(2) == 1 && q.stride(1) == dim)) && kv.is_contiguous() && out.is_contiguous(),
+                  "paged_attention: kv, out and each row of q are contiguous");
+  STD_TORCH_CHECK(out.dim() == 2 && out.size(0) == q.size(0) && out.size(1) == heads * dim,
+                  "paged_attention: out is [rows, heads * dim]");
+  STD_TORCH_CHECK(kv.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type(),
+                  "paged_attention: q, kv and out have one dtype");
+  switch (q.scalar_type()) {
+    case ScalarType::Float:
+      return run<float>(q, kv, table, table_rows, first_rows, lengths, tail_mask, out, scale);
+    case ScalarType::BFloat16:
+      return run<sgl::bf16>(q, kv, table, table_rows, first_rows, lengths, tail_mask, out, scale);
+    default: STD_TORCH_CHECK(false, "paged_attention: float32 and bfloat16 are served, no other dtype");
+  }
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
+  m.def(
+      "paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tensor first_rows, Tensor lengths, "
+      "Tensor? tail_mask, Tensor(a!) out, float scale) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) { m.impl("paged_attention", TORCH_BOX(&paged_attention)); }

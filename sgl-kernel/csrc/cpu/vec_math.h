@@ -1,0 +1,26 @@
+// Functions of a row of floats that no instruction set has.
+#pragma once
+
+#include "vec.h"
+
+SGL_KERNEL_BEGIN
+
+// e^x for x <= 0, within 2 units in the last place; 0 below -87. x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial is that of
+// the Cephes library for e^r, ln 2 is taken off in two parts.
+inline Vec exp_of_negative(Vec x) {
+  const Vec bound = Vec::same(-87.f);
+  const Vec clamped = max(bound, x);
+  const Vec n = whole(clamped * Vec::same(1.44269504088896341f));
+  Vec r = multiply_add(n, Vec::same(-0.693359375f), clamped);
+  r = multiply_add(n, Vec::same(2.12194440e-4f), r);
+  Vec p = Vec::same(1.9875691500e-4f);
+  p = multiply_add(p, r, Vec::same(1.3981999507e-3f));
+  p = multiply_add(p, r, Vec::same(8.3334519073e-3f));
+  p = multiply_add(p, r, Vec::same(4.1665795894e-2f));
+  p = multiply_add(p, r, Vec::same(1.6666665459e-1f));
+  p = multiply_add(p, r, Vec::same(5.0000001201e-1f));
+  p = multiply_add(p * r, r, r + Vec::same(1.f));
+  return zero_below(x, bound, times_power_of_two(p, n));
+}
+
+SGL_KERNEL_END

@@ -1,0 +1,176 @@
+"""Attention over the paged cache against its reference, at every instruction set of this processor."""
+
+import pytest
+import torch
+from isa_levels import LEVELS, answers_at, supported_levels
+
+from sgl_kernel.attention import paged_attention, paged_attention_reference
+
+#: (heads, kv heads, dim): shared keys, one head each, odd sizes, the widest head.
+HEADS = ((9, 3, 64), (4, 4, 16), (6, 2, 20), (16, 1, 128), (2, 2, 256))
+#: (keys, rows) of each request: decode steps, rounds, prompts, ends of blocks of 64 keys.
+REQUESTS = (
+    [(1, 1), (63, 1), (64, 1), (65, 1), (300, 1)],
+    [(5, 5), (70, 6), (130, 129)],
+    [(64, 64)],
+    [],
+)
+TYPES = {"float32": (torch.float32, 2e-5), "bfloat16": (torch.bfloat16, 1e-2)}
+
+BODY = """
+from sgl_kernel.attention import paged_attention
+for case in cases:
+    answers.append(paged_attention(*case))
+"""
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    if request.param not in supported_levels():
+        pytest.skip(f"this processor has no {request.param}")
+    return request.param
+
+
+def make_case(heads, requests, dtype, *, tail=0, seed=0):
+    """Arguments but `out`: slots of all requests are shuffled, and what no request owns is not a number."""
+    draw = torch.Generator().manual_seed(seed)
+    num_heads, kv_heads, dim = heads
+    total = sum(keys for keys, _ in requests)
+    slots = torch.randperm(total + 9, generator=draw)
+    kv = torch.randn(2 * kv_heads, total + 9, dim, generator=draw).to(dtype)
+    kv[:, slots[total:]] = float("nan")
+    table = torch.full((len(requests) + 2, 512), -1)
+    table_rows = torch.randperm(len(requests) + 2, generator=draw)[: len(requests)]
+    first = 0
+    for row, (keys, _) in zip(table_rows.tolist(), requests, strict=True):
+        table[row, :keys] = slots[first : first + keys]
+        first += keys
+    rows = [rows for _, rows in requests]
+    first_rows = torch.tensor([0, *rows]).cumsum(0)
+    q = torch.randn(sum(rows), num_heads, dim, generator=draw).to(dtype)
+    mask = None
+    if tail:
+        mask = torch.rand(len(requests), rows[0], tail, generator=draw) < 0.5
+        mask[:, :, -1] = True
+    lengths = torch.tensor([keys for keys, _ in requests], dtype=torch.int64)
+    return [q, kv, table, table_rows, first_rows, lengths, mask]
+
+
+def with_out(case, scale=0.3):
+    q = case[0]
+    return [*case, torch.full((q.shape[0], q.shape[1] * q.shape[2]), 7.0, dtype=q.dtype), scale]
+
+
+def assert_near(found, wanted, tolerance):
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rows_of_any_number_equal_the_reference(level, dtype, tmp_path):
+    kind, tolerance = TYPES[dtype]
+    cases = [make_case(heads, requests, kind) for heads in HEADS for requests in REQUESTS]
+    found = answers_at(level, BODY, [with_out(case) for case in cases], tmp_path)
+    for case, out in zip(cases, found, strict=True):
+        assert_near(out, paged_attention_reference(*case, 0.3), tolerance)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_mask_over_the_newest_keys_says_what_is_seen_of_them(level, dtype, tmp_path):
+    kind, tolerance = TYPES[dtype]
+    shapes = [([(8, 6), (70, 6), (200, 6)], 6), ([(9, 2), (100, 2)], 7), ([(4, 4)], 4)]
+    cases = [make_case(heads, requests, kind, tail=tail) for heads in HEADS for requests, tail in shapes]
+    found = answers_at(level, BODY, [with_out(case) for case in cases], tmp_path)
+    for case, out in zip(cases, found, strict=True):
+        assert_near(out, paged_attention_reference(*case, 0.3), tolerance)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_row_gives_the_same_bits_alone_in_a_chunk_and_beside_others(level, dtype, tmp_path):
+    """A prompt at once, its rows one by one, and its last rows as a chunk beside another request."""
+    kind, _ = TYPES[dtype]
+    case = make_case((9, 3, 64), [(150, 150), (40, 40)], kind)
+    q, kv, table, table_rows, _, _, _ = case
+
+    def part(picked):
+        """(request, end, rows): the rows of a request that end at key `end`."""
+        starts = {0: 0, 1: 150}
+        rows = torch.cat([q[starts[b] + end - n : starts[b] + end] for b, end, n in picked])
+        firsts = torch.tensor([0, *(n for _, _, n in picked)]).cumsum(0)
+        numbers = torch.tensor([b for b, _, _ in picked])
+        return [
+            rows,
+            kv,
+            table,
+            table_rows[numbers],
+            firsts,
+            torch.tensor([end for _, end, _ in picked]),
+            None,
+        ]
+
+    parts = [part([(0, 150, 150), (1, 40, 40)])]
+    parts += [part([(0, end, 1)]) for end in (1, 64, 65, 130, 150)]
+    parts += [part([(1, 40, 13), (0, 150, 33)])]
+    whole, *rest = answers_at(level, BODY, [with_out(case) for case in parts], tmp_path)
+    for end, out in zip((1, 64, 65, 130, 150), rest, strict=False):
+        assert torch.equal(out[0], whole[end - 1])
+    assert torch.equal(rest[-1], torch.cat([whole[150 + 27 : 190], whole[117:150]]))
+
+
+def test_rows_that_see_nothing_are_zeros_and_broken_ones_stay_alone():
+    case = make_case((4, 2, 16), [(8, 4), (8, 4)], torch.float32, tail=8)
+    case[6][0] = False
+    case[0][6, 1] = float("nan")
+    out = paged_attention(*with_out(case))
+    assert out[:4].abs().sum() == 0
+    broken = out[6].view(4, 16).isnan().any(dim=1)
+    assert broken.tolist() == [False, True, False, False]
+    assert out[[4, 5, 7]].isfinite().all()
+
+
+def test_several_threads_give_the_answer_of_one():
+    case = make_case((9, 3, 64), [(400, 1), (300, 120), (64, 1)], torch.float32)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(paged_attention(*with_out(case)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def changed(at, value):
+    arguments = with_out(make_case((4, 2, 16), [(8, 2), (9, 2)], torch.float32, tail=3))
+    arguments[at] = value
+    return arguments
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (0, torch.ones(4, 5, 16), "5 heads over 2 kv heads"),
+        (0, torch.ones(4, 34, 16), "up to 16 of them share one"),
+        (0, torch.ones(4, 4, 8), r"kv \[2 \* kv heads, slots, dim\]"),
+        (0, torch.ones(4, 16, 4).transpose(1, 2), "each row of q"),
+        (0, torch.ones(4, 4, 16).bfloat16(), "one dtype"),
+        (2, torch.zeros(4, 8, dtype=torch.int64), "9 keys, and the table 8 places"),
+        (2, torch.zeros(4, 512, dtype=torch.int32), "table is contiguous int64"),
+        (3, torch.tensor([0, 4]), "row 4 of a table of 4"),
+        (3, torch.tensor([0]), "an entry a request"),
+        (4, torch.tensor([0, 2, 3]), "from 0 to the 4 rows"),
+        (4, torch.tensor([0, 1, 4]), "other rows than the mask"),
+        (5, torch.tensor([8, 1]), "2 rows and 1 keys"),
+        (5, torch.tensor([2, 9]), "fewer keys than its tail"),
+        (6, torch.ones(2, 3, 3, dtype=torch.bool), r"\[requests, rows of each, tail\]"),
+        (7, torch.ones(4, 63), r"out is \[rows, heads \* dim\]"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(at, value, said):
+    with pytest.raises(RuntimeError, match=said):
+        paged_attention(*changed(at, value))
+
+
+def test_the_operator_keeps_torchs_rules():
+    case = make_case((4, 2, 16), [(8, 2), (9, 2)], torch.float32, tail=3)
+    case[1].nan_to_num_()
+    torch.library.opcheck(torch.ops.sgl_kernel.paged_attention.default, tuple(with_out(case)))

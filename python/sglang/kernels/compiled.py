@@ -17,6 +17,11 @@ from sglang.srt.environ import envs
 logger = logging.getLogger(__name__)
 
 
+def are_there() -> bool:
+    """Whether the package is installed and not switched off; without importing it, so also free of torch."""
+    return envs.SGLANG_USE_CPU_KERNELS.get() and importlib.util.find_spec("sgl_kernel") is not None
+
+
 @functools.cache
 def compiled_kernels() -> ModuleType | None:
     """`sgl_kernel`, or None; decided once a process, and told in one line where it is not used."""

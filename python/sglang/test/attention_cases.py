@@ -13,7 +13,7 @@ import torch
 
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.spec_input import DraftTree, SpecInput
-from sglang.srt.layers.attention.base_attn_backend import KVSpec, Plan
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVSpec, Plan
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool
@@ -37,18 +37,18 @@ class Sizes:
 class AttentionCases:
     """One back end of one layer over a pool whose every slot that a batch may not read is NaN."""
 
-    def __init__(self, sizes: Sizes, *, seed: int = 0) -> None:
+    def __init__(
+        self, sizes: Sizes, *, seed: int = 0, backend: type[AttentionBackend] = TorchNativeBackend
+    ) -> None:
         self.sizes = sizes
         self.draw = torch.Generator().manual_seed(seed)
         pages = -(-sizes.context // sizes.page_size)
         spec = KVSpec(1, sizes.kv_heads, sizes.dim, sizes.dtype)
-        self.pool = PagedKVPool(
-            pages * sizes.num_requests, sizes.page_size, TorchNativeBackend.kv_layout, spec
-        )
+        self.pool = PagedKVPool(pages * sizes.num_requests, sizes.page_size, backend.kv_layout, spec)
         order = torch.randperm(pages * sizes.num_requests, generator=self.draw) + 1
         slots = order[:, None] * sizes.page_size + torch.arange(sizes.page_size)
         self.table = slots.view(sizes.num_requests, -1)[:, : sizes.context].contiguous()
-        self.backend = TorchNativeBackend(self.pool, self.table)
+        self.backend = backend(self.pool, self.table)
         self.layer = RadixAttention(sizes.heads, sizes.dim, sizes.dim**-0.5, sizes.kv_heads, 0)
 
     @property

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang.kernels.compiled import compiled_kernels
+from sglang.kernels.compiled import are_there, compiled_kernels
 from sglang.srt.environ import envs
 
 
@@ -75,3 +75,13 @@ def test_a_build_that_cannot_be_used_ends_the_start(
     monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(RuntimeError, match=f"{error}.*SGLANG_USE_CPU_KERNELS=0"):
         compiled_kernels()
+
+
+def test_whether_they_are_there_is_known_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail("imported"))
+    stand_in(monkeypatch, object())
+    assert are_there()
+    with envs.SGLANG_USE_CPU_KERNELS.override(False):
+        assert not are_there()
+    stand_in(monkeypatch, None)
+    assert not are_there()

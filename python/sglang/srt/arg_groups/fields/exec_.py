@@ -12,7 +12,8 @@ import msgspec
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, Derived, Input, Namespace
 from sglang.srt.arg_groups.fields import choices
 
-_NATIVE = "use torch_native"
+_NATIVE = "use torch_native, or cpu where the compiled kernels are"
+_ATTENTION = ("torch_native", "cpu")
 _NO_GRAPH = "leave it out: steps run without recorded graphs on this device"
 _NO_MOE = "leave it out: expert models come later"
 
@@ -20,13 +21,13 @@ _NO_MOE = "leave it out: expert models come later"
 class Kernel(Namespace, ns=NS("exec.kernel")):
     attention_backend: A[
         str | None,
-        Arg(help="Attention kernels.", resolvable=True, served=("torch_native",), instead=_NATIVE),
+        Arg(help="Attention kernels.", resolvable=True, served=_ATTENTION, instead=_NATIVE),
     ] = None
     prefill_attention_backend: A[
-        str | None, Arg(help="Attention kernels of prefill alone.", served=("torch_native",), instead=_NATIVE)
+        str | None, Arg(help="Attention kernels of prefill alone.", served=_ATTENTION, instead=_NATIVE)
     ] = None
     decode_attention_backend: A[
-        str | None, Arg(help="Attention kernels of decode alone.", served=("torch_native",), instead=_NATIVE)
+        str | None, Arg(help="Attention kernels of decode alone.", served=_ATTENTION, instead=_NATIVE)
     ] = None
     sampling_backend: A[
         str | None,

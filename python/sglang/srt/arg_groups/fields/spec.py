@@ -69,8 +69,8 @@ class Spec(Namespace, ns=NS("spec")):
         str | None,
         Arg(
             help="Attention kernels of the draft; default are the model's.",
-            served=("torch_native",),
-            instead="use torch_native",
+            served=("torch_native", "cpu"),
+            instead="use torch_native, or cpu where the compiled kernels are",
         ),
     ] = None
     speculative_attention_mode: A[

@@ -3,10 +3,18 @@
 What it declares is what runs, so a switch that asks for it is then accepted.
 """
 
+from sglang.kernels import compiled
 from sglang.srt.arg_groups.model_override_base import ResolvingView
+
+_ATTENTION = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
 def resolve_kernels(view: ResolvingView) -> None:
+    if "cpu" in [getattr(view, name) for name in _ATTENTION] and not compiled.are_there():
+        raise ValueError(
+            "--attention-backend cpu needs the compiled kernels, which are not installed or switched off "
+            "(SGLANG_USE_CPU_KERNELS); run `make kernels`, or use torch_native"
+        )
     view.fill(
         "kernel_hook",
         attention_backend="torch_native",

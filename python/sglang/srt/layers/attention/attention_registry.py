@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.cpu_backend import CpuBackend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from sglang.srt.runtime_context import assert_role, attention_backends
 
-ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {"torch_native": TorchNativeBackend}
+ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {
+    "torch_native": TorchNativeBackend,
+    "cpu": CpuBackend,
+}
 
 _served = LEAVES["attention_backend"].arg.served
 if not isinstance(_served, tuple) or set(_served) != set(ATTENTION_BACKENDS):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, KVSpec, Plan, PlanShape
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, Plan, PlanShape
+from sglang.srt.layers.attention.head_major_layout import HeadMajorLayout
 from sglang.srt.layers.attention.torch_native_plan import GraphPlan, ManyRows, PaddedRows, TorchPlan
 
 if TYPE_CHECKING:
@@ -22,28 +23,6 @@ if TYPE_CHECKING:
 #: Key elements, counted once for each row that reads them, up to which one thread attends: starting a second
 #: one takes longer than it saves.
 _ONE_THREAD_KEYS = 1 << 18
-
-
-class HeadMajorLayout:
-    """One tensor a layer, [2 * kv heads, slots, head_dim]: all key heads, then all value heads.
-
-    One gather reads both, and what a head reads lies together. A page is a run of `page_size` slots.
-    """
-
-    def allocate(
-        self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device
-    ) -> list[torch.Tensor]:
-        shape = (2 * spec.num_kv_heads, num_pages * page_size, spec.head_dim)
-        layers = [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
-        for storage in layers:
-            # Padding reads slot 0 and multiplies it by a zero probability: it must be finite. The rest stays
-            # untouched, so that a large pool takes memory only as it fills.
-            storage[:, :page_size].zero_()
-        return layers
-
-    def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        assert isinstance(layer, torch.Tensor)  # as allocate made it
-        layer.index_copy_(1, targets, layer.index_select(1, sources))
 
 
 class TorchNativeBackend(AttentionBackend):

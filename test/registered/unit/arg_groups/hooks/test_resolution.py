@@ -11,6 +11,7 @@ import logging
 import msgspec
 import pytest
 
+from sglang.kernels import compiled
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.hooks import device as device_hook
@@ -64,6 +65,16 @@ def test_what_nobody_said_is_decided_and_signed(resolved, model_folder):
     assert decided_by(record, "page_size") == "schedule_hook"
     assert decided_by(record, "context_length") == "model_hook"
     assert all(item.source.endswith("_hook") for item in declared_provenance(record))
+
+
+@pytest.mark.parametrize("name", ["attention_backend", "decode_attention_backend"])
+def test_attention_by_the_compiled_kernel_needs_it(resolved, monkeypatch, name):
+    monkeypatch.setattr(compiled, "are_there", lambda: True)
+    assert result(resolved(**{name: "cpu"}), name) == "cpu"
+    monkeypatch.setattr(compiled, "are_there", lambda: False)
+    with pytest.raises(ValueError, match=r"--attention-backend cpu needs the compiled kernels.*make kernels"):
+        resolved(**{name: "cpu"})
+    assert result(resolved(), "attention_backend") == "torch_native"
 
 
 def test_every_resolved_field_still_holds_what_the_operator_said(model_folder):

@@ -116,6 +116,23 @@ def test_a_row_gives_the_same_bits_alone_in_a_chunk_and_beside_others(level, dty
     assert torch.equal(rest[-1], torch.cat([whole[150 + 27 : 190], whole[117:150]]))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_keys_that_a_row_does_not_see_leave_no_trace(level, dtype, tmp_path):
+    """A node of a tree gives the bits of its own path: also where branches of others lie between its keys."""
+    kind, _ = TYPES[dtype]
+    for length in (70, 128, 131):
+        case = make_case((9, 3, 64), [(length, 6)], kind, tail=6)
+        mask = torch.tensor([[[1, 0, 0, 1, 0, 1]] * 6], dtype=torch.bool)
+        tree = [*case[:6], mask]
+        path = torch.tensor([length - 6, length - 3, length - 1])
+        table = case[2].clone()
+        row = table[case[3][0]]
+        row[length - 6 : length - 3] = row[path].clone()
+        alone = [case[0][5:], case[1], table, case[3], torch.tensor([0, 1]), torch.tensor([length - 3]), None]
+        found, wanted = answers_at(level, BODY, [with_out(tree), with_out(alone)], tmp_path)
+        assert torch.equal(found[5], wanted[0])
+
+
 def test_rows_that_see_nothing_are_zeros_and_broken_ones_stay_alone():
     case = make_case((4, 2, 16), [(8, 4), (8, 4)], torch.float32, tail=8)
     case[6][0] = False

@@ -1,23 +1,23 @@
 // Attention over the paged cache, for decode steps, rounds of drafts and prompts: some rows of each request, over its own slots.
 //
-// Keys are taken in blocks of 64 by their place in the text, with a running maximum (online softmax), so what a row gives depends
-// on nothing but its own keys: not on its neighbours, nor on how its text was cut into forwards.
+// All scores of a row come first, then the highest, then weights and values in the order of the keys. So what a row gives depends
+// on nothing but the keys that it sees: not on its neighbours, nor on how its text was cut into forwards, nor on keys between
+// them that it does not see (other branches of a tree).
 #include "vec_math.h"
 
 SGL_KERNEL_BEGIN
 
 namespace {
 
-constexpr int64_t kKeys = 64;
 constexpr float kNothing = -__builtin_inff();
 
 // The query vectors of one kv head in some rows of a request, and what they have gathered so far.
 struct Queries {
   float q[kMostQueries][kMostHeadDim];
   float sums[kMostQueries][kMostHeadDim];
-  float scores[kMostQueries][kKeys];
-  float most[kMostQueries];   // the highest score so far
-  float total[kMostQueries];  // of the weights so far
+  float total[kMostQueries];  // of the weights
+  float* scores;              // [queries, keys], `stride` apart
+  int64_t stride;
 };
 
 template <typename T>
@@ -38,35 +38,17 @@ void add_scaled(float* sums, float weight, const T* value, int64_t dim) {
   for (int64_t d = even; d < dim; ++d) sums[d] += weight * load_one(value + d);
 }
 
-inline void scale(float* sums, float factor, int64_t dim) {
-  for (int64_t d = 0; d < dim; ++d) sums[d] *= factor;
-}
-
-// Turns the scores of one query into weights against the highest score; false where it sees none of these keys.
-inline bool weigh(Queries& queries, int64_t i, int64_t dim) {
-  float* scores = queries.scores[i];
-  Vec highest_of = Vec::load(scores);
-  for (int64_t k = Vec::width; k < kKeys; k += Vec::width) highest_of = max(Vec::load(scores + k), highest_of);
-  float highest_here = highest(highest_of);
-  bool is_broken = false;
-  for (int64_t k = 0; k < kKeys; ++k) is_broken |= scores[k] != scores[k];
-  if (highest_here == kNothing && !is_broken) return false;
-  const float before = queries.most[i];
-  const float most = before > highest_here ? before : highest_here;
-  if (most != before) {
-    const float factor = before == kNothing ? 0.f : __builtin_expf(before - most);
-    scale(queries.sums[i], factor, dim);
-    queries.total[i] *= factor;
-    queries.most[i] = most;
+// Turns the scores of one query into weights against the highest; where it sees no key, all are zero.
+inline void weigh(float* scores, int64_t count) {
+  Vec highest_of = Vec::same(kNothing);
+  const int64_t even = count - count % Vec::width;
+  for (int64_t k = 0; k < even; k += Vec::width) highest_of = max(Vec::load(scores + k), highest_of);
+  float most = highest(highest_of);
+  for (int64_t k = even; k < count; ++k) most = scores[k] > most ? scores[k] : most;
+  if (most == kNothing) most = 0.f;
+  for (int64_t k = 0; k < count; k += Vec::width) {  // there is room for a whole register behind the last one
+    exp_of_negative(Vec::load(scores + k) - Vec::same(most)).store(scores + k);
   }
-  Vec total = Vec::zero();
-  for (int64_t k = 0; k < kKeys; k += Vec::width) {
-    const Vec weights = exp_of_negative(Vec::load(scores + k) - Vec::same(most));
-    weights.store(scores + k);
-    total = total + weights;
-  }
-  queries.total[i] += total.sum();
-  return true;
 }
 
 // One kv head of some rows of one request.
@@ -93,19 +75,22 @@ struct Pass {
 
   void run(Queries& queries) const {
     const int64_t count = rows * groups();
-    load(queries, count);
     const int64_t end = call.tail_mask == nullptr ? end_of(rows - 1) : call.lengths[request];
-    for (int64_t begin = 0; begin < end; begin += kKeys) {
-      const int64_t keys = end - begin < kKeys ? end - begin : kKeys;
-      score(queries, count, begin, keys);
-      bool sees_some[kMostQueries];
-      for (int64_t i = 0; i < count; ++i) sees_some[i] = weigh(queries, i, call.dim);
-      for (int64_t k = 0; k < keys; ++k) {
-        const T* value = at(call.kv_heads + head, begin + k);
-        for (int64_t i = 0; i < count; ++i) {
-          // What a row does not see may be anything, also no number.
-          if (sees_some[i] && queries.scores[i][k] != 0.f) add_scaled(queries.sums[i], queries.scores[i][k], value, call.dim);
-        }
+    load(queries, count);
+    for (int64_t k = 0; k < end; ++k) {
+      const T* key = at(head, k);
+      for (int64_t i = 0; i < count; ++i) {
+        queries.scores[i * queries.stride + k] = sees(i / groups(), k) ? dot(queries.q[i], key, call.dim) : kNothing;
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) weigh(queries.scores + i * queries.stride, end);
+    for (int64_t k = 0; k < end; ++k) {
+      const T* value = at(call.kv_heads + head, k);
+      for (int64_t i = 0; i < count; ++i) {
+        const float weight = queries.scores[i * queries.stride + k];
+        if (weight == 0.f) continue;  // what a row does not see may be anything, also no number
+        queries.total[i] += weight;
+        add_scaled(queries.sums[i], weight, value, call.dim);
       }
     }
     store(queries, count);
@@ -119,20 +104,7 @@ struct Pass {
         queries.q[i][d] = load_one(q + d) * call.scale;
         queries.sums[i][d] = 0.f;
       }
-      queries.most[i] = kNothing;
       queries.total[i] = 0.f;
-    }
-  }
-
-  void score(Queries& queries, int64_t count, int64_t begin, int64_t keys) const {
-    for (int64_t k = 0; k < keys; ++k) {
-      const T* key = at(head, begin + k);
-      for (int64_t i = 0; i < count; ++i) {
-        queries.scores[i][k] = sees(i / groups(), begin + k) ? dot(queries.q[i], key, call.dim) : kNothing;
-      }
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t k = keys; k < kKeys; ++k) queries.scores[i][k] = kNothing;
     }
   }
 
@@ -147,13 +119,15 @@ struct Pass {
 };
 
 template <typename T>
-void attend(const PagedAttention<T>& call, int64_t part, int64_t parts) {
+void attend(const PagedAttention<T>& call, void* scratch, int64_t part, int64_t parts) {
   const int64_t groups = call.heads / call.kv_heads;
   const int64_t most_rows = kMostQueries / groups;
   Queries queries;
+  queries.scores = static_cast<float*>(scratch);
   int64_t unit = 0;
   for (int64_t request = 0; request < call.requests; ++request) {
     const int64_t rows = call.first_rows[request + 1] - call.first_rows[request];
+    queries.stride = score_stride(call.lengths[request]);
     for (int64_t first = 0; first < rows; first += most_rows) {
       for (int64_t head = 0; head < call.kv_heads; ++head) {
         if (unit++ % parts != part) continue;
@@ -166,8 +140,12 @@ void attend(const PagedAttention<T>& call, int64_t part, int64_t parts) {
 
 }  // namespace
 
-void paged_attention(const PagedAttention<float>& call, int64_t part, int64_t parts) { attend(call, part, parts); }
+void paged_attention(const PagedAttention<float>& call, void* scratch, int64_t part, int64_t parts) {
+  attend(call, scratch, part, parts);
+}
 
-void paged_attention(const PagedAttention<bf16>& call, int64_t part, int64_t parts) { attend(call, part, parts); }
+void paged_attention(const PagedAttention<bf16>& call, void* scratch, int64_t part, int64_t parts) {
+  attend(call, scratch, part, parts);
+}
 
 SGL_KERNEL_END

@@ -52,6 +52,11 @@ struct PagedAttention {
   float scale;
 };
 
+// Floats from the scores of one query to those of the next, with room for a register behind the last key; and the bytes of scratch
+// that one share of attention needs.
+constexpr int64_t score_stride(int64_t keys) { return (keys + 16 + 15) / 16 * 16; }
+constexpr int64_t attention_scratch_bytes(int64_t most_keys) { return kMostQueries * score_stride(most_keys) * 4; }
+
 // Bytes of scratch that one share of a linear kernel needs.
 constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   const int64_t at_once = rows < kRowsAtOnce ? rows : kRowsAtOnce;
@@ -64,8 +69,8 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void fused_add_rmsnorm(bf16* input, bf16* residual, const bf16* weight, int64_t rows, int64_t hidden, float eps);   \
   void rmsnorm(const float* input, const float* weight, float* out, int64_t rows, int64_t hidden, float eps);          \
   void rmsnorm(const bf16* input, const bf16* weight, bf16* out, int64_t rows, int64_t hidden, float eps);             \
-  void paged_attention(const PagedAttention<float>& call, int64_t part, int64_t parts);                               \
-  void paged_attention(const PagedAttention<bf16>& call, int64_t part, int64_t parts);                                \
+  void paged_attention(const PagedAttention<float>& call, void* scratch, int64_t part, int64_t parts);                \
+  void paged_attention(const PagedAttention<bf16>& call, void* scratch, int64_t part, int64_t parts);                 \
   void linear_float(const Linear<float>& call, void* scratch, int64_t part, int64_t parts);                           \
   void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts);                             \
   void linear_blocks(const Linear<float>& call, Blocks form, void* scratch, int64_t part, int64_t parts);             \

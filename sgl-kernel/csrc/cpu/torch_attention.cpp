@@ -8,6 +8,7 @@
 
 #include "ops.h"
 #include "pick.h"
+#include "scratch.h"
 
 namespace {
 
@@ -72,18 +73,20 @@ void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& t
                       "paged_attention: request ", b, " has other rows than the mask, or fewer keys than its tail");
     }
   }
-  int64_t products = 0;
+  int64_t products = 0, most_keys = 0;
   for (int64_t b = 0; b < call.requests; ++b) {
+    most_keys = call.lengths[b] > most_keys ? call.lengths[b] : most_keys;
     products += 2 * (call.first_rows[b + 1] - call.first_rows[b]) * call.lengths[b] * call.heads * call.dim;
   }
-  using Kernel = void (*)(const sgl::PagedAttention<T>&, int64_t, int64_t);
+  using Kernel = void (*)(const sgl::PagedAttention<T>&, void*, int64_t, int64_t);
   const Kernel kernel = SGL_PICK(Kernel, paged_attention);
   const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
   const int64_t wanted = products / kProductsPerThread;
   const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
-  if (shares == 1) return kernel(call, 0, 1);
+  const int64_t bytes = sgl::attention_scratch_bytes(most_keys);
+  if (shares == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
   torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t share = begin; share < end; ++share) kernel(call, share, shares);
+    for (int64_t share = begin; share < end; ++share) kernel(call, sgl::scratch_of(bytes), share, shares);
   });
 }
 

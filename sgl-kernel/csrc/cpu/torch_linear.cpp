@@ -4,12 +4,11 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
-#include <cstdlib>
-#include <memory>
 #include <optional>
 
 #include "ops.h"
 #include "pick.h"
+#include "scratch.h"
 
 namespace {
 
@@ -19,22 +18,6 @@ using torch::stable::Tensor;
 // Products that one thread takes at least: below this, waking a second thread costs more than it saves.
 constexpr int64_t kProductsPerThread = 4 << 20;
 
-// Scratch memory of this thread: it grows to what the largest call needed, and is kept.
-void* scratch_of(int64_t bytes) {
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  thread_local std::unique_ptr<void, Free> memory;
-  thread_local int64_t size = 0;
-  if (bytes > size) {
-    const int64_t whole = (bytes + 4095) / 4096 * 4096;
-    memory.reset(std::aligned_alloc(64, whole));
-    STD_TORCH_CHECK(memory != nullptr, "linear: ", whole, " bytes of scratch memory are not to be had");
-    size = whole;
-  }
-  return memory.get();
-}
-
 template <typename T, typename Run>
 void run_shares(const sgl::Linear<T>& call, Run run) {
   const int64_t products = call.rows * call.in * call.outputs;
@@ -42,9 +25,9 @@ void run_shares(const sgl::Linear<T>& call, Run run) {
   const int64_t wanted = products / kProductsPerThread;
   const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
   const int64_t bytes = sgl::linear_scratch_bytes(call.rows, call.in);
-  if (shares == 1) return run(call, scratch_of(bytes), 0, 1);
+  if (shares == 1) return run(call, sgl::scratch_of(bytes), 0, 1);
   torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t share = begin; share < end; ++share) run(call, scratch_of(bytes), share, shares);
+    for (int64_t share = begin; share < end; ++share) run(call, sgl::scratch_of(bytes), share, shares);
   });
 }
 

@@ -5,7 +5,7 @@
 
 SGL_KERNEL_BEGIN
 
-// e^x for x <= 0, within 2 units in the last place; 0 below -87. x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial is that of
+// e^x for x <= 0; 0 below -87. x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial is that of
 // the Cephes library for e^r, ln 2 is taken off in two parts.
 inline Vec exp_of_negative(Vec x) {
   const Vec bound = Vec::same(-87.f);

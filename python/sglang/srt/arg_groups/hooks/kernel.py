@@ -21,6 +21,13 @@ def resolve_kernels(view: ResolvingView) -> None:
         sampling_backend="pytorch",
         grammar_backend="none",
     )
+    draft = view.speculative_draft_attention_backend
+    own = view.decode_attention_backend or view.attention_backend
+    if draft in ("torch_native", "cpu") and draft != own:  # others are refused as not served
+        raise ValueError(
+            f"--speculative-draft-attention-backend {draft} differs from the model's {own}: both share one "
+            "cache layout and one back end; leave it out"
+        )
     if view.cuda_graph_config is None:
         view.fill("kernel_hook", cuda_graph_backend_decode="disabled", cuda_graph_backend_prefill="disabled")
     # One rank has nothing to reduce, and gloo has only one all-reduce.

@@ -483,6 +483,13 @@ def test_what_comes_later_is_refused_at_the_door(drafting, settings, words):
         refuse_unserved(drafting("EAGLE", **settings))
 
 
+def test_a_draft_has_the_attention_of_its_model(drafting):
+    """Another one would be accepted and have no effect."""
+    with pytest.raises(ValueError, match=r"attention-backend cpu differs from the model's torch_native"):
+        drafting("EAGLE", draft_attention_backend="cpu")
+    drafting("EAGLE", draft_attention_backend="torch_native")
+
+
 def test_external_texts_for_ngrams_are_refused_at_the_door(drafting):
     with pytest.raises(
         ValueError, match=r"--speculative-ngram-external-corpus-path x is not served yet; .*running"

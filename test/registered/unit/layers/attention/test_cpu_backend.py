@@ -160,7 +160,6 @@ def test_tokens_are_those_of_plain_torch(target, tmp_path, kind):
             "speculative_eagle_topk": 2,
             "speculative_num_draft_tokens": 6,
         }
-    found = []
     with driven_worker(target) as driver:
         expected = driver.generate([driver.add(prompt) for prompt in PROMPTS], 20)
     with driven_worker(target, **CPU, **fields) as driver:

@@ -219,7 +219,7 @@ def arguments(**changed):
         ({"x": draw(2, 9)}, "use pack_panels"),
         ({"out": torch.empty(2, 65)}, "use pack_panels"),
         ({"out": torch.empty(3, 40)}, "out has 3 rows, and x has 2"),
-        ({"out": torch.empty(2, 40).bfloat16()}, "out has another dtype"),
+        ({"out": torch.empty(2, 40).bfloat16()}, "out has the dtype of x"),
         ({"packed": pack_panels(draw(40, 8)).double()}, "weight has another dtype"),
         ({"bias": torch.ones(39)}, r"bias is \[outputs\]"),
         ({"bias": torch.ones(40).bfloat16()}, "bias has another dtype"),

@@ -46,9 +46,9 @@ inline void with_rows(int64_t rows, const Body& body) {
 }
 
 // Adds the bias to sums of one row, and writes those that are outputs.
-template <typename T, int64_t Lanes>
-inline void write_sums(const Linear<T>& call, int64_t row, int64_t first, const Vec (&sums)[Lanes]) {
-  T* out = call.out + row * call.out_stride;
+template <typename T, typename Out, int64_t Lanes>
+inline void write_sums(const Linear<T, Out>& call, int64_t row, int64_t first, const Vec (&sums)[Lanes]) {
+  Out* out = call.out + row * call.out_stride;
   const int64_t left = call.outputs - first;
   if (left >= Lanes * Vec::width) {
     for (int64_t j = 0; j < Lanes; ++j) {

@@ -57,8 +57,8 @@ void quantize_block(const T* x, int64_t count, const Quantized& to, int64_t at) 
   to.totals[at] = total;
 }
 
-template <typename T>
-void quantize(const Linear<T>& call, int64_t first, int64_t rows, const Quantized& to) {
+template <typename T, typename Out>
+void quantize(const Linear<T, Out>& call, int64_t first, int64_t rows, const Quantized& to) {
   for (int64_t r = 0; r < rows; ++r) {
     const T* x = call.x + (first + r) * call.x_stride;
     for (int64_t b = 0; b < to.blocks; ++b) {
@@ -69,9 +69,9 @@ void quantize(const Linear<T>& call, int64_t first, int64_t rows, const Quantize
 }
 
 // Some rows times one group of outputs.
-template <typename Numbers, bool HasMinimum, int32_t Offset, typename T>
+template <typename Numbers, bool HasMinimum, int32_t Offset, typename T, typename Out>
 struct Block {
-  const Linear<T>& call;
+  const Linear<T, Out>& call;
   const Quantized& x;
   int64_t in_x, first_row, group;
 
@@ -103,17 +103,17 @@ struct Block {
   }
 };
 
-template <typename Numbers, bool HasMinimum, int32_t Offset, typename T>
-void multiply(const Linear<T>& call, const Quantized& x, int64_t first_row, int64_t rows, Share groups) {
+template <typename Numbers, bool HasMinimum, int32_t Offset, typename T, typename Out>
+void multiply(const Linear<T, Out>& call, const Quantized& x, int64_t first_row, int64_t rows, Share groups) {
   for (int64_t group = groups.begin; group < groups.end; ++group) {
     for_blocks(rows, kBlockRows, [&](int64_t first, int64_t count) {
-      with_rows<kBlockRows>(count, Block<Numbers, HasMinimum, Offset, T>{call, x, first, first_row + first, group});
+      with_rows<kBlockRows>(count, Block<Numbers, HasMinimum, Offset, T, Out>{call, x, first, first_row + first, group});
     });
   }
 }
 
-template <typename T>
-void multiply_form(const Linear<T>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
+template <typename T, typename Out>
+void multiply_form(const Linear<T, Out>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
   const Share groups = share_of((call.outputs + kGroup - 1) / kGroup, part, parts);
   for (int64_t row = 0; row < call.rows; row += kRowsAtOnce) {
     const int64_t rows = call.rows - row < kRowsAtOnce ? call.rows - row : kRowsAtOnce;
@@ -135,6 +135,10 @@ void linear_blocks(const Linear<float>& call, Blocks form, void* scratch, int64_
 }
 
 void linear_blocks(const Linear<bf16>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
+  multiply_form(call, form, scratch, part, parts);
+}
+
+void linear_blocks(const Linear<bf16, float>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
   multiply_form(call, form, scratch, part, parts);
 }
 

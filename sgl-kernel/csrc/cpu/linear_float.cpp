@@ -69,9 +69,9 @@ struct Bf16Step {
 #endif
 
 // Some rows times one panel.
-template <typename Step, typename T>
+template <typename Step, typename T, typename Out>
 struct Block {
-  const Linear<T>& call;
+  const Linear<T, Out>& call;
   const typename Step::Input* x;
   int64_t stride, steps, first_row, panel;
 
@@ -99,12 +99,13 @@ struct Block {
   }
 };
 
-template <typename Step, typename T>
-void multiply(const Linear<T>& call, const typename Step::Input* x, int64_t stride, int64_t first_row, int64_t rows, Share panels) {
+template <typename Step, typename T, typename Out>
+void multiply(const Linear<T, Out>& call, const typename Step::Input* x, int64_t stride, int64_t first_row, int64_t rows,
+              Share panels) {
   const int64_t steps = (call.in + Step::inputs - 1) / Step::inputs;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     for_blocks(rows, kMostRows, [&](int64_t first, int64_t count) {
-      with_rows<kMostRows>(count, Block<Step, T>{call, x + first * stride, stride, steps, first_row + first, panel});
+      with_rows<kMostRows>(count, Block<Step, T, Out>{call, x + first * stride, stride, steps, first_row + first, panel});
     });
   }
 }
@@ -121,17 +122,8 @@ inline Share panels_of(int64_t outputs, int64_t part, int64_t parts) {
   return share_of((outputs + kPanel - 1) / kPanel, part, parts);
 }
 
-}  // namespace
-
-void linear_float(const Linear<float>& call, void*, int64_t part, int64_t parts) {
-  const Share panels = panels_of(call.outputs, part, parts);
-  for (int64_t row = 0; row < call.rows; row += kRowsAtOnce) {
-    const int64_t rows = call.rows - row < kRowsAtOnce ? call.rows - row : kRowsAtOnce;
-    multiply<FloatStep>(call, call.x + row * call.x_stride, call.x_stride, row, rows, panels);
-  }
-}
-
-void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts) {
+template <typename Out>
+void multiply_bf16(const Linear<bf16, Out>& call, void* scratch, int64_t part, int64_t parts) {
   using Input = Bf16Step::Input;
   const Share panels = panels_of(call.outputs, part, parts);
   const int64_t even = call.in + call.in % 2;
@@ -150,6 +142,24 @@ void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t 
     }
     multiply<Bf16Step>(call, copy, even, row, rows, panels);
   }
+}
+
+}  // namespace
+
+void linear_float(const Linear<float>& call, void*, int64_t part, int64_t parts) {
+  const Share panels = panels_of(call.outputs, part, parts);
+  for (int64_t row = 0; row < call.rows; row += kRowsAtOnce) {
+    const int64_t rows = call.rows - row < kRowsAtOnce ? call.rows - row : kRowsAtOnce;
+    multiply<FloatStep>(call, call.x + row * call.x_stride, call.x_stride, row, rows, panels);
+  }
+}
+
+void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts) {
+  multiply_bf16(call, scratch, part, parts);
+}
+
+void linear_bf16(const Linear<bf16, float>& call, void* scratch, int64_t part, int64_t parts) {
+  multiply_bf16(call, scratch, part, parts);
 }
 
 SGL_KERNEL_END

@@ -20,20 +20,48 @@ constexpr int64_t kBlock = 32;
 constexpr int64_t kRowsAtOnce = 192;
 
 // out[r, n] = sum over k of x[r, k] * weight[n, k], plus bias[n] where there is one.
-template <typename T>
+template <typename T, typename Out = T>
 struct Linear {
   const T* x;           // [rows, in], rows `x_stride` apart
   const void* weight;   // packed, see sgl_kernel/linear.py
   const T* bias;        // [out], or null
-  T* out;               // [rows, outputs], rows `out_stride` apart
+  Out* out;             // [rows, outputs], rows `out_stride` apart
   int64_t rows, in, outputs, x_stride, out_stride;
 };
 
 // How the numbers of a quantized block are stored; each form with one scale a block, the second with a minimum too.
 enum class Blocks : int64_t { q4, q4_min, q8, q8_min };
 
-// Most query vectors that one pass over the keys serves, and the longest of them.
-constexpr int64_t kMostQueries = 16;
+// Cosines and signed sines of the angles of some positions; dimension i turns with dimension i + half.
+template <typename T>
+struct RotaryAngles {
+  const int64_t* positions;  // [rows]
+  const float* frequencies;  // [half]
+  T* cos;                    // [rows, 2 * half]
+  T* sin;
+  int64_t half;
+};
+
+// Turns `heads` heads of each row in place.
+template <typename T>
+struct RotateHeads {
+  T* x;          // [rows, heads, 2 * half], rows `stride` apart
+  const T* cos;  // [rows, 2 * half]
+  const T* sin;
+  int64_t heads, half, stride;
+};
+
+// out = silu(gate) * up
+template <typename T>
+struct SiluAndMul {
+  const T* x;  // [rows, gate | up], rows `stride` apart
+  T* out;      // [rows, size]
+  int64_t size, stride;
+};
+
+// Most query vectors that one pass over the keys serves, the most that one kv head may have of them, and the longest of them.
+constexpr int64_t kMostQueries = 48;
+constexpr int64_t kMostGroups = 16;
 constexpr int64_t kMostHeadDim = 256;
 
 // Attention of some rows of each request over its slots of the cache. Row r of request b is at `first_rows[b] + r`; it sees the
@@ -52,10 +80,21 @@ struct PagedAttention {
   float scale;
 };
 
-// Floats from the scores of one query to those of the next, with room for a register behind the last key; and the bytes of scratch
-// that one share of attention needs.
+// Floats from the scores of one query to those of the next, with room for a register behind the last key.
 constexpr int64_t score_stride(int64_t keys) { return (keys + 16 + 15) / 16 * 16; }
-constexpr int64_t attention_scratch_bytes(int64_t most_keys) { return kMostQueries * score_stride(most_keys) * 4; }
+
+// Queries of one pass over so many keys: their scores stay in the second cache where even one row's do; a row has `groups` of them.
+constexpr int64_t attention_queries(int64_t keys, int64_t groups) {
+  const int64_t fitting = (512 << 10) / (score_stride(keys) * 4);
+  const int64_t most = fitting < kMostQueries ? fitting : kMostQueries;
+  return most < groups ? groups : most;
+}
+
+// Bytes of scratch that one share of attention needs.
+constexpr int64_t attention_scratch_bytes(int64_t most_keys, int64_t groups) {
+  const int64_t small = 512 << 10, one_row = groups * score_stride(most_keys) * 4;
+  return small > one_row ? small : one_row;
+}
 
 // Bytes of scratch that one share of a linear kernel needs.
 constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
@@ -73,8 +112,16 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void paged_attention(const PagedAttention<bf16>& call, void* scratch, int64_t part, int64_t parts);                 \
   void linear_float(const Linear<float>& call, void* scratch, int64_t part, int64_t parts);                           \
   void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts);                             \
+  void linear_bf16(const Linear<bf16, float>& call, void* scratch, int64_t part, int64_t parts);                      \
   void linear_blocks(const Linear<float>& call, Blocks form, void* scratch, int64_t part, int64_t parts);             \
   void linear_blocks(const Linear<bf16>& call, Blocks form, void* scratch, int64_t part, int64_t parts);              \
+  void linear_blocks(const Linear<bf16, float>& call, Blocks form, void* scratch, int64_t part, int64_t parts);       \
+  void rotary_cos_sin(const RotaryAngles<float>& call, int64_t begin, int64_t end);                                   \
+  void rotary_cos_sin(const RotaryAngles<bf16>& call, int64_t begin, int64_t end);                                    \
+  void rotate_heads(const RotateHeads<float>& call, int64_t begin, int64_t end);                                      \
+  void rotate_heads(const RotateHeads<bf16>& call, int64_t begin, int64_t end);                                       \
+  void silu_and_mul(const SiluAndMul<float>& call, int64_t begin, int64_t end);                                       \
+  void silu_and_mul(const SiluAndMul<bf16>& call, int64_t begin, int64_t end);                                        \
   }
 
 SGL_DECLARE_KERNELS(base)

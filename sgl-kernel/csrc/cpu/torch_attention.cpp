@@ -1,13 +1,15 @@
-// The operator of attention as torch sees it: schema, argument checks, and who computes which share.
+// The operators of attention as torch sees them: schema, argument checks, and who computes which share.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <cstring>
 #include <optional>
 
 #include "ops.h"
 #include "pick.h"
+#include "record.h"
 #include "scratch.h"
 
 namespace {
@@ -20,23 +22,45 @@ constexpr int64_t kProductsPerThread = 1 << 20;
 
 const int64_t* numbers_of(const Tensor& tensor, const char* name, int64_t dims) {
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous() && tensor.dim() == dims,
-                  "paged_attention: ", name, " is contiguous int64 with ", dims, " dimensions");
+                  "attention: ", name, " is contiguous int64 with ", dims, " dimensions");
   return static_cast<const int64_t*>(tensor.const_data_ptr());
 }
 
-// What the kernel would read outside of its arguments is refused; the table's slots are the caller's word.
-void check_requests(const int64_t* first_rows, const int64_t* lengths, const int64_t* table_rows, int64_t requests, int64_t rows,
-                    int64_t table_size, int64_t table_stride) {
-  STD_TORCH_CHECK(first_rows[0] == 0 && first_rows[requests] == rows,
+// What the kernel would read outside of its arguments is refused, at each run of a recorded call too; the table's slots are the
+// caller's word.
+template <typename T>
+void check_requests(const sgl::PagedAttention<T>& call, int64_t rows, int64_t table_size) {
+  STD_TORCH_CHECK(call.first_rows[0] == 0 && call.first_rows[call.requests] == rows,
                   "paged_attention: first_rows goes from 0 to the ", rows, " rows of q");
-  for (int64_t b = 0; b < requests; ++b) {
-    const int64_t own = first_rows[b + 1] - first_rows[b];
-    STD_TORCH_CHECK(own >= 0 && lengths[b] >= own && lengths[b] <= table_stride,
-                    "paged_attention: request ", b, " has ", own, " rows and ", lengths[b], " keys, and the table ",
-                    table_stride, " places");
-    STD_TORCH_CHECK(table_rows[b] >= 0 && table_rows[b] < table_size, "paged_attention: request ", b, " has row ",
-                    table_rows[b], " of a table of ", table_size);
+  for (int64_t b = 0; b < call.requests; ++b) {
+    const int64_t own = call.first_rows[b + 1] - call.first_rows[b];
+    STD_TORCH_CHECK(own >= 0 && call.lengths[b] >= own && call.lengths[b] <= call.table_stride,
+                    "paged_attention: request ", b, " has ", own, " rows and ", call.lengths[b], " keys, and the table ",
+                    call.table_stride, " places");
+    STD_TORCH_CHECK(call.table_rows[b] >= 0 && call.table_rows[b] < table_size, "paged_attention: request ", b, " has row ",
+                    call.table_rows[b], " of a table of ", table_size);
+    STD_TORCH_CHECK(call.tail_mask == nullptr || (own == call.width && call.lengths[b] >= call.tail),
+                    "paged_attention: request ", b, " has other rows than the mask, or fewer keys than its tail");
   }
+}
+
+template <typename T>
+void attend(const sgl::PagedAttention<T>& call) {
+  int64_t products = 0, most_keys = 0;
+  for (int64_t b = 0; b < call.requests; ++b) {
+    most_keys = call.lengths[b] > most_keys ? call.lengths[b] : most_keys;
+    products += 2 * (call.first_rows[b + 1] - call.first_rows[b]) * call.lengths[b] * call.heads * call.dim;
+  }
+  using Kernel = void (*)(const sgl::PagedAttention<T>&, void*, int64_t, int64_t);
+  const Kernel kernel = SGL_PICK(Kernel, paged_attention);
+  const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
+  const int64_t wanted = products / kProductsPerThread;
+  const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
+  const int64_t bytes = sgl::attention_scratch_bytes(most_keys, call.heads / call.kv_heads);
+  if (shares == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
+  torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t share = begin; share < end; ++share) kernel(call, sgl::scratch_of(bytes), share, shares);
+  });
 }
 
 template <typename T>
@@ -60,7 +84,6 @@ void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& t
   call.scale = static_cast<float>(scale);
   STD_TORCH_CHECK(table_rows.size(0) == call.requests && first_rows.size(0) == call.requests + 1,
                   "paged_attention: table_rows has an entry a request, first_rows one more");
-  check_requests(call.first_rows, call.lengths, call.table_rows, call.requests, q.size(0), table.size(0), call.table_stride);
   if (tail_mask.has_value()) {
     STD_TORCH_CHECK(tail_mask->scalar_type() == ScalarType::Bool && tail_mask->dim() == 3 && tail_mask->is_contiguous() &&
                         tail_mask->size(0) == call.requests && tail_mask->size(0) * tail_mask->size(1) == q.size(0),
@@ -68,25 +91,38 @@ void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& t
     call.tail_mask = static_cast<const bool*>(tail_mask->const_data_ptr());
     call.width = tail_mask->size(1);
     call.tail = tail_mask->size(2);
-    for (int64_t b = 0; b < call.requests; ++b) {
-      STD_TORCH_CHECK(call.first_rows[b + 1] - call.first_rows[b] == call.width && call.lengths[b] >= call.tail,
-                      "paged_attention: request ", b, " has other rows than the mask, or fewer keys than its tail");
+  }
+  sgl::submit([call, rows = q.size(0), table_size = table.size(0)] {
+    check_requests(call, rows, table_size);
+    attend(call);
+  });
+}
+
+// The new keys and values of each row go to its slot: a copy a head.
+void store_kv(Tensor k, Tensor v, Tensor kv, Tensor slots) {
+  STD_TORCH_CHECK(k.dim() == 3 && v.dim() == 3 && kv.dim() == 3 && kv.is_contiguous() && kv.size(0) == 2 * k.size(1) &&
+                      kv.size(2) == k.size(2) && v.size(0) == k.size(0) && v.size(1) == k.size(1) && v.size(2) == k.size(2),
+                  "store_kv: k and v are [rows, kv heads, dim] and kv is contiguous [2 * kv heads, slots, dim]");
+  STD_TORCH_CHECK(k.scalar_type() == kv.scalar_type() && v.scalar_type() == kv.scalar_type(),
+                  "store_kv: k, v and kv have one dtype");
+  const int64_t dim = k.size(2), rows = k.size(0), heads = k.size(1), num_slots = kv.size(1);
+  STD_TORCH_CHECK(rows == 0 || (k.stride(2) == 1 && v.stride(2) == 1 && k.stride(1) == dim && v.stride(1) == dim),
+                  "store_kv: the heads of a row of k and of v lie side by side");
+  const int64_t* numbers = numbers_of(slots, "slots", 1);
+  STD_TORCH_CHECK(slots.size(0) == rows, "store_kv: slots has an entry a row");
+  const int64_t size = k.element_size(), bytes = dim * size;
+  char* cache = static_cast<char*>(kv.mutable_data_ptr());
+  const char* sources[2] = {static_cast<const char*>(k.const_data_ptr()), static_cast<const char*>(v.const_data_ptr())};
+  const int64_t strides[2] = {k.stride(0) * size, v.stride(0) * size};
+  sgl::submit([=] {
+    for (int64_t row = 0; row < rows; ++row) {
+      STD_TORCH_CHECK(numbers[row] >= 0 && numbers[row] < num_slots, "store_kv: slot ", numbers[row], " of ", num_slots);
+      for (int64_t plane = 0; plane < 2 * heads; ++plane) {
+        const int64_t which = plane / heads;
+        std::memcpy(cache + (plane * num_slots + numbers[row]) * bytes,
+                    sources[which] + row * strides[which] + plane % heads * bytes, bytes);
+      }
     }
-  }
-  int64_t products = 0, most_keys = 0;
-  for (int64_t b = 0; b < call.requests; ++b) {
-    most_keys = call.lengths[b] > most_keys ? call.lengths[b] : most_keys;
-    products += 2 * (call.first_rows[b + 1] - call.first_rows[b]) * call.lengths[b] * call.heads * call.dim;
-  }
-  using Kernel = void (*)(const sgl::PagedAttention<T>&, void*, int64_t, int64_t);
-  const Kernel kernel = SGL_PICK(Kernel, paged_attention);
-  const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
-  const int64_t wanted = products / kProductsPerThread;
-  const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
-  const int64_t bytes = sgl::attention_scratch_bytes(most_keys);
-  if (shares == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
-  torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t share = begin; share < end; ++share) kernel(call, sgl::scratch_of(bytes), share, shares);
   });
 }
 
@@ -95,8 +131,8 @@ void paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tenso
   STD_TORCH_CHECK(q.dim() == 3 && kv.dim() == 3 && kv.size(0) > 0 && kv.size(0) % 2 == 0 && kv.size(2) == q.size(2),
                   "paged_attention: q is [rows, heads, dim] and kv [2 * kv heads, slots, dim]");
   const int64_t heads = q.size(1), kv_heads = kv.size(0) / 2, dim = q.size(2);
-  STD_TORCH_CHECK(heads % kv_heads == 0 && heads / kv_heads <= sgl::kMostQueries, "paged_attention: ", heads,
-                  " heads over ", kv_heads, " kv heads; up to ", sgl::kMostQueries, " of them share one");
+  STD_TORCH_CHECK(heads % kv_heads == 0 && heads / kv_heads <= sgl::kMostGroups, "paged_attention: ", heads,
+                  " heads over ", kv_heads, " kv heads; up to ", sgl::kMostGroups, " of them share one");
   STD_TORCH_CHECK(dim > 0 && dim <= sgl::kMostHeadDim, "paged_attention: heads of 1 to ", sgl::kMostHeadDim, ", got ", dim);
   STD_TORCH_CHECK((q.size(0) == 0 || (q.stride(2) == 1 && q.stride(1) == dim)) && kv.is_contiguous() && out.is_contiguous(),
                   "paged_attention: kv, out and each row of q are contiguous");
@@ -119,6 +155,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def(
       "paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tensor first_rows, Tensor lengths, "
       "Tensor? tail_mask, Tensor(a!) out, float scale) -> ()");
+  m.def("store_kv(Tensor k, Tensor v, Tensor(a!) kv, Tensor slots) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) { m.impl("paged_attention", TORCH_BOX(&paged_attention)); }
+STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
+  m.impl("paged_attention", TORCH_BOX(&paged_attention));
+  m.impl("store_kv", TORCH_BOX(&store_kv));
+}

@@ -5,9 +5,11 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <optional>
+#include <type_traits>
 
 #include "ops.h"
 #include "pick.h"
+#include "record.h"
 #include "scratch.h"
 
 namespace {
@@ -18,16 +20,18 @@ using torch::stable::Tensor;
 // Products that one thread takes at least: below this, waking a second thread costs more than it saves.
 constexpr int64_t kProductsPerThread = 4 << 20;
 
-template <typename T, typename Run>
-void run_shares(const sgl::Linear<T>& call, Run run) {
+template <typename T, typename Out, typename Kernel>
+void run_shares(const sgl::Linear<T, Out>& call, const Kernel& kernel) {
   const int64_t products = call.rows * call.in * call.outputs;
   const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
   const int64_t wanted = products / kProductsPerThread;
   const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
   const int64_t bytes = sgl::linear_scratch_bytes(call.rows, call.in);
-  if (shares == 1) return run(call, sgl::scratch_of(bytes), 0, 1);
-  torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t share = begin; share < end; ++share) run(call, sgl::scratch_of(bytes), share, shares);
+  sgl::submit([=] {
+    if (shares == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
+    torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t share = begin; share < end; ++share) kernel(call, sgl::scratch_of(bytes), share, shares);
+    });
   });
 }
 
@@ -37,28 +41,39 @@ void check_type(const Tensor& tensor, ScalarType type, const char* name) {
   STD_TORCH_CHECK(tensor.scalar_type() == type, "linear: ", name, " has another dtype than x");
 }
 
-template <typename T>
-sgl::Linear<T> described(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out) {
+template <typename T, typename Out>
+sgl::Linear<T, Out> described(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out) {
   STD_TORCH_CHECK(x.dim() == 2 && out.dim() == 2, "linear: x is [rows, in] and out is [rows, outputs]");
   STD_TORCH_CHECK(out.size(0) == x.size(0), "linear: out has ", out.size(0), " rows, and x has ", x.size(0));
   STD_TORCH_CHECK(has_whole_rows(x) && has_whole_rows(out), "linear: the numbers of a row of x and of out lie side by side");
   STD_TORCH_CHECK(weight.is_contiguous(), "linear: the packed weight is contiguous");
-  check_type(out, x.scalar_type(), "out");
   const T* bias_data = nullptr;
   if (bias.has_value()) {
     check_type(*bias, x.scalar_type(), "bias");
     STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == out.size(1) && bias->is_contiguous(), "linear: bias is [outputs]");
     bias_data = static_cast<const T*>(bias->const_data_ptr());
   }
-  return sgl::Linear<T>{static_cast<const T*>(x.const_data_ptr()),
+  return sgl::Linear<T, Out>{static_cast<const T*>(x.const_data_ptr()),
                         weight.const_data_ptr(),
                         bias_data,
-                        static_cast<T*>(out.mutable_data_ptr()),
+                        static_cast<Out*>(out.mutable_data_ptr()),
                         x.size(0),
                         x.size(1),
                         out.size(1),
                         x.stride(0),
                         out.stride(0)};
+}
+
+// Calls run<type of x, type of out>(): out has the type of x, or is float32.
+template <typename Run>
+void dispatch(const Tensor& x, const Tensor& out, const Run& run) {
+  const ScalarType from = x.scalar_type(), to = out.scalar_type();
+  STD_TORCH_CHECK(from == ScalarType::Float || from == ScalarType::BFloat16,
+                  "linear: float32 and bfloat16 are served, no other dtype");
+  STD_TORCH_CHECK(to == from || to == ScalarType::Float, "linear: out has the dtype of x, or is float32");
+  if (from == ScalarType::Float) return run.template operator()<float, float>();
+  if (to == ScalarType::Float) return run.template operator()<sgl::bf16, float>();
+  run.template operator()<sgl::bf16, sgl::bf16>();
 }
 
 int64_t up_to(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
@@ -69,25 +84,13 @@ void linear_packed(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor o
   STD_TORCH_CHECK(x.dim() == 2 && out.dim() == 2 && weight.numel() == up_to(out.size(1), sgl::kPanel) * up_to(x.size(1), step),
                   "linear_packed: the weight is not packed for x and out; use pack_panels on [outputs, in]");
   if (x.size(0) * out.size(1) == 0) return;
-  switch (x.scalar_type()) {
-    case ScalarType::Float: {
-      using Kernel = void (*)(const sgl::Linear<float>&, void*, int64_t, int64_t);
-      return run_shares(described<float>(x, weight, bias, out), SGL_PICK(Kernel, linear_float));
+  dispatch(x, out, [&]<typename T, typename Out>() {
+    using Kernel = void (*)(const sgl::Linear<T, Out>&, void*, int64_t, int64_t);
+    if constexpr (std::is_same_v<T, float>) {
+      run_shares(described<T, Out>(x, weight, bias, out), SGL_PICK(Kernel, linear_float));
+    } else {
+      run_shares(described<T, Out>(x, weight, bias, out), SGL_PICK(Kernel, linear_bf16));
     }
-    case ScalarType::BFloat16: {
-      using Kernel = void (*)(const sgl::Linear<sgl::bf16>&, void*, int64_t, int64_t);
-      return run_shares(described<sgl::bf16>(x, weight, bias, out), SGL_PICK(Kernel, linear_bf16));
-    }
-    default: STD_TORCH_CHECK(false, "linear_packed: float32 and bfloat16 are served, no other dtype");
-  }
-}
-
-template <typename T>
-void run_blocks(const sgl::Linear<T>& call, sgl::Blocks form) {
-  using Kernel = void (*)(const sgl::Linear<T>&, sgl::Blocks, void*, int64_t, int64_t);
-  const Kernel kernel = SGL_PICK(Kernel, linear_blocks);
-  run_shares(call, [=](const sgl::Linear<T>& share, void* scratch, int64_t part, int64_t parts) {
-    kernel(share, form, scratch, part, parts);
   });
 }
 
@@ -109,11 +112,14 @@ void linear_blocks(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor o
                                                                           record_bytes(form),
                   "linear_blocks: the weight is not packed for x and out; use pack_blocks");
   if (x.size(0) * out.size(1) == 0) return;
-  switch (x.scalar_type()) {
-    case ScalarType::Float: return run_blocks(described<float>(x, weight, bias, out), form);
-    case ScalarType::BFloat16: return run_blocks(described<sgl::bf16>(x, weight, bias, out), form);
-    default: STD_TORCH_CHECK(false, "linear_blocks: float32 and bfloat16 are served, no other dtype");
-  }
+  dispatch(x, out, [&]<typename T, typename Out>() {
+    using Kernel = void (*)(const sgl::Linear<T, Out>&, sgl::Blocks, void*, int64_t, int64_t);
+    const Kernel kernel = SGL_PICK(Kernel, linear_blocks);
+    run_shares(described<T, Out>(x, weight, bias, out),
+               [=](const sgl::Linear<T, Out>& share, void* scratch, int64_t part, int64_t parts) {
+                 kernel(share, form, scratch, part, parts);
+               });
+  });
 }
 
 }  // namespace

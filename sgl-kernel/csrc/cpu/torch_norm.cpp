@@ -11,6 +11,7 @@
 #include "isa.h"
 #include "ops.h"
 #include "pick.h"
+#include "record.h"
 
 namespace {
 
@@ -34,8 +35,10 @@ void run_fused_add_rmsnorm(Tensor& input, Tensor& residual, const Tensor& weight
   T* in = static_cast<T*>(input.mutable_data_ptr());
   T* res = static_cast<T*>(residual.mutable_data_ptr());
   const T* w = static_cast<const T*>(weight.const_data_ptr());
-  torch::stable::parallel_for(0, rows, rows_per_task(hidden), [=](int64_t begin, int64_t end) {
-    kernel(in + begin * hidden, res + begin * hidden, w, end - begin, hidden, eps);
+  sgl::submit([=] {
+    torch::stable::parallel_for(0, rows, rows_per_task(hidden), [=](int64_t begin, int64_t end) {
+      kernel(in + begin * hidden, res + begin * hidden, w, end - begin, hidden, eps);
+    });
   });
 }
 
@@ -70,8 +73,11 @@ void run_rmsnorm(const Tensor& input, const Tensor& weight, Tensor& out, float e
   const T* in = static_cast<const T*>(input.const_data_ptr());
   const T* w = static_cast<const T*>(weight.const_data_ptr());
   T* to = static_cast<T*>(out.mutable_data_ptr());
-  torch::stable::parallel_for(0, input.size(0), rows_per_task(hidden), [=](int64_t begin, int64_t end) {
-    kernel(in + begin * hidden, w, to + begin * hidden, end - begin, hidden, eps);
+  const int64_t rows = input.size(0);
+  sgl::submit([=] {
+    torch::stable::parallel_for(0, rows, rows_per_task(hidden), [=](int64_t begin, int64_t end) {
+      kernel(in + begin * hidden, w, to + begin * hidden, end - begin, hidden, eps);
+    });
   });
 }
 

@@ -41,6 +41,8 @@ struct Vec {
 };
 
 inline Vec max(Vec a, Vec b) { return Vec{_mm256_max_ps(a.lanes, b.lanes)}; }
+inline Vec min(Vec a, Vec b) { return Vec{_mm256_min_ps(a.lanes, b.lanes)}; }
+inline Vec operator/(Vec a, Vec b) { return Vec{_mm256_div_ps(a.lanes, b.lanes)}; }
 inline float highest(Vec a) {
   __m128 half = _mm_max_ps(_mm256_castps256_ps128(a.lanes), _mm256_extractf128_ps(a.lanes, 1));
   half = _mm_max_ps(half, _mm_movehl_ps(half, half));

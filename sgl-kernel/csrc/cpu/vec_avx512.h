@@ -35,6 +35,8 @@ struct Vec {
 };
 
 inline Vec max(Vec a, Vec b) { return Vec{_mm512_max_ps(a.lanes, b.lanes)}; }
+inline Vec min(Vec a, Vec b) { return Vec{_mm512_min_ps(a.lanes, b.lanes)}; }
+inline Vec operator/(Vec a, Vec b) { return Vec{_mm512_div_ps(a.lanes, b.lanes)}; }
 inline float highest(Vec a) { return _mm512_reduce_max_ps(a.lanes); }
 inline Vec whole(Vec a) { return Vec{_mm512_roundscale_ps(a.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline Vec times_power_of_two(Vec a, Vec power) { return Vec{_mm512_scalef_ps(a.lanes, power.lanes)}; }

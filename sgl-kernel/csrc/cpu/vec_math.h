@@ -23,4 +23,12 @@ inline Vec exp_of_negative(Vec x) {
   return zero_below(x, bound, times_power_of_two(p, n));
 }
 
+// x / (1 + e^-x), by the exponential of -|x|, which cannot overflow.
+inline Vec silu(Vec x) {
+  const Vec zero = Vec::zero();
+  const Vec small = exp_of_negative(min(x, zero - x));
+  const Vec above = zero_below(x, zero, Vec::same(1.f) - small) + small;  // 1, or below zero e^x
+  return x * above / (small + Vec::same(1.f));
+}
+
 SGL_KERNEL_END

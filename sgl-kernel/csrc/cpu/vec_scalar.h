@@ -30,6 +30,16 @@ inline Vec max(Vec a, Vec b) {
   return a;
 }
 
+inline Vec min(Vec a, Vec b) {
+  for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
+  return a;
+}
+
+inline Vec operator/(Vec a, Vec b) {
+  for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] /= b.lane[i];
+  return a;
+}
+
 inline float highest(Vec a) {
   float most = a.lane[0];
   for (int64_t i = 1; i < Vec::width; ++i) most = a.lane[i] > most ? a.lane[i] : most;

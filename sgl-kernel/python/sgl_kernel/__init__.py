@@ -7,10 +7,10 @@ file.
 import torch
 
 import sgl_kernel._C  # noqa: F401 - registers the operators; after torch, whose libraries it links against
-from sgl_kernel import attention, linear
+from sgl_kernel import attention, elementwise, linear, record
 from sgl_kernel.norm import fused_add_rmsnorm, rmsnorm
 
-__all__ = ["attention", "fused_add_rmsnorm", "isa_level", "linear", "rmsnorm"]
+__all__ = ["attention", "elementwise", "fused_add_rmsnorm", "isa_level", "linear", "record", "rmsnorm"]
 
 
 def isa_level() -> str:

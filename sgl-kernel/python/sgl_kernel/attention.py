@@ -31,6 +31,16 @@ def paged_attention(
     return out
 
 
+def store_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
+    """Writes k and v [rows, kv heads, dim] into the slots (int64 [rows]) of kv [2 * kv heads, slots, dim]."""
+    torch.ops.sgl_kernel.store_kv(k, v, kv, slots)
+
+
+def store_kv_reference(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
+    """The same in torch."""
+    kv.index_copy_(1, slots, torch.cat((k, v), dim=1).transpose(0, 1))
+
+
 def paged_attention_reference(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -74,3 +84,8 @@ def _paged_attention_fake(
     scale: float,
 ) -> None:
     """Only writes into `out`."""
+
+
+@torch.library.register_fake("sgl_kernel::store_kv")
+def _store_kv_fake(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
+    """Only writes into `kv`."""

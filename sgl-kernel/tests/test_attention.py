@@ -166,7 +166,7 @@ def changed(at, value):
     ("at", "value", "said"),
     [
         (0, torch.ones(4, 5, 16), "5 heads over 2 kv heads"),
-        (0, torch.ones(4, 34, 16), "up to 16 of them share one"),
+        (0, torch.ones(4, 98, 16), "up to 48 of them share one"),
         (0, torch.ones(4, 4, 8), r"kv \[2 \* kv heads, slots, dim\]"),
         (0, torch.ones(4, 16, 4).transpose(1, 2), "each row of q"),
         (0, torch.ones(4, 4, 16).bfloat16(), "one dtype"),

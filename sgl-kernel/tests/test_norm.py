@@ -164,3 +164,36 @@ def test_the_operator_keeps_torchs_rules():
     torch.library.opcheck(
         torch.ops.sgl_kernel.fused_add_rmsnorm.default, (*make_cases(torch.float32)[0], EPS)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+def test_heads_are_normalised_in_place_also_between_others(level, dtype, tmp_path):
+    if level not in supported_levels():
+        pytest.skip(f"this processor has no {level}")
+    cases = []
+    for rows, heads, dim, before, after in (
+        (1, 3, 64, 0, 2),
+        (5, 2, 20, 1, 0),
+        (3, 1, 7, 2, 2),
+        (0, 2, 8, 0, 0),
+    ):
+        whole = torch.randn(rows, before + heads + after, dim).to(dtype)
+        cases.append((whole, before, heads, torch.randn(dim).to(dtype)))
+    body = """for whole, first, heads, weight in cases:
+    sgl_kernel.rmsnorm_heads(whole[:, first : first + heads], weight, 1e-5)
+    answers.append(whole)"""
+    for (whole, first, heads, weight), got in zip(
+        cases, answers_at(level, body, cases, tmp_path), strict=True
+    ):
+        wanted = whole.clone()
+        wanted[:, first : first + heads] = rmsnorm_reference(whole[:, first : first + heads], weight, EPS)
+        assert_close(got, wanted)
+
+
+def test_heads_that_do_not_lie_side_by_side_are_refused():
+    x = torch.ones(2, 4, 6)
+    with pytest.raises(RuntimeError, match="lie side by side"):
+        sgl_kernel.rmsnorm_heads(x.transpose(1, 2)[:, :, :4], torch.ones(4), EPS)
+    with pytest.raises(RuntimeError, match=r"weight contiguous \[dim\]"):
+        sgl_kernel.rmsnorm_heads(x, torch.ones(5), EPS)

@@ -59,9 +59,8 @@ struct SiluAndMul {
   int64_t size, stride;
 };
 
-// Most query vectors that one pass over the keys serves, the most that one kv head may have of them, and the longest of them.
+// Most query vectors that one pass over the keys serves, and the longest of them.
 constexpr int64_t kMostQueries = 48;
-constexpr int64_t kMostGroups = 16;
 constexpr int64_t kMostHeadDim = 256;
 
 // Attention of some rows of each request over its slots of the cache. Row r of request b is at `first_rows[b] + r`; it sees the

@@ -131,8 +131,8 @@ void paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tenso
   STD_TORCH_CHECK(q.dim() == 3 && kv.dim() == 3 && kv.size(0) > 0 && kv.size(0) % 2 == 0 && kv.size(2) == q.size(2),
                   "paged_attention: q is [rows, heads, dim] and kv [2 * kv heads, slots, dim]");
   const int64_t heads = q.size(1), kv_heads = kv.size(0) / 2, dim = q.size(2);
-  STD_TORCH_CHECK(heads % kv_heads == 0 && heads / kv_heads <= sgl::kMostGroups, "paged_attention: ", heads,
-                  " heads over ", kv_heads, " kv heads; up to ", sgl::kMostGroups, " of them share one");
+  STD_TORCH_CHECK(heads % kv_heads == 0 && heads / kv_heads <= sgl::kMostQueries, "paged_attention: ", heads,
+                  " heads over ", kv_heads, " kv heads; up to ", sgl::kMostQueries, " of them share one");
   STD_TORCH_CHECK(dim > 0 && dim <= sgl::kMostHeadDim, "paged_attention: heads of 1 to ", sgl::kMostHeadDim, ", got ", dim);
   STD_TORCH_CHECK((q.size(0) == 0 || (q.stride(2) == 1 && q.stride(1) == dim)) && kv.is_contiguous() && out.is_contiguous(),
                   "paged_attention: kv, out and each row of q are contiguous");

@@ -99,6 +99,33 @@ void rmsnorm(Tensor input, Tensor weight, Tensor out, double eps) {
   }
 }
 
+template <typename T>
+void run_rmsnorm_heads(Tensor& x, const Tensor& weight, float eps) {
+  using Kernel = void (*)(const T*, const T*, T*, int64_t, int64_t, float);
+  const Kernel kernel = SGL_PICK(Kernel, rmsnorm);
+  const int64_t rows = x.size(0), heads = x.size(1), dim = x.size(2), stride = x.stride(0);
+  const T* w = static_cast<const T*>(weight.const_data_ptr());
+  T* at = static_cast<T*>(x.mutable_data_ptr());
+  sgl::submit([=] {
+    torch::stable::parallel_for(0, rows, rows_per_task(heads * dim), [=](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) kernel(at + row * stride, w, at + row * stride, heads, dim, eps);
+    });
+  });
+}
+
+void rmsnorm_heads(Tensor x, Tensor weight, double eps) {
+  STD_TORCH_CHECK(x.dim() == 3 && weight.dim() == 1 && weight.size(0) == x.size(2) && weight.is_contiguous(),
+                  "rmsnorm_heads: x is [rows, heads, dim] and weight contiguous [dim]");
+  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "rmsnorm_heads: x and weight have one dtype");
+  if (x.numel() == 0) return;
+  STD_TORCH_CHECK(x.stride(2) == 1 && x.stride(1) == x.size(2), "rmsnorm_heads: the heads of a row lie side by side");
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return run_rmsnorm_heads<float>(x, weight, static_cast<float>(eps));
+    case ScalarType::BFloat16: return run_rmsnorm_heads<sgl::bf16>(x, weight, static_cast<float>(eps));
+    default: STD_TORCH_CHECK(false, "rmsnorm_heads: float32 and bfloat16 are served, no other dtype");
+  }
+}
+
 std::string isa_level() { return sgl::isa_name(sgl::isa()); }
 
 }  // namespace
@@ -106,12 +133,14 @@ std::string isa_level() { return sgl::isa_name(sgl::isa()); }
 STABLE_TORCH_LIBRARY(sgl_kernel, m) {
   m.def("fused_add_rmsnorm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps) -> ()");
   m.def("rmsnorm(Tensor input, Tensor weight, Tensor(a!) out, float eps) -> ()");
+  m.def("rmsnorm_heads(Tensor(a!) x, Tensor weight, float eps) -> ()");
   m.def("isa_level() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
   m.impl("fused_add_rmsnorm", TORCH_BOX(&fused_add_rmsnorm));
   m.impl("rmsnorm", TORCH_BOX(&rmsnorm));
+  m.impl("rmsnorm_heads", TORCH_BOX(&rmsnorm_heads));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) { m.impl("isa_level", TORCH_BOX(&isa_level)); }

@@ -8,9 +8,18 @@ import torch
 
 import sgl_kernel._C  # noqa: F401 - registers the operators; after torch, whose libraries it links against
 from sgl_kernel import attention, elementwise, linear, record
-from sgl_kernel.norm import fused_add_rmsnorm, rmsnorm
+from sgl_kernel.norm import fused_add_rmsnorm, rmsnorm, rmsnorm_heads
 
-__all__ = ["attention", "elementwise", "fused_add_rmsnorm", "isa_level", "linear", "record", "rmsnorm"]
+__all__ = [
+    "attention",
+    "elementwise",
+    "fused_add_rmsnorm",
+    "isa_level",
+    "linear",
+    "record",
+    "rmsnorm",
+    "rmsnorm_heads",
+]
 
 
 def isa_level() -> str:

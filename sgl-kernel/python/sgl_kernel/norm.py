@@ -25,6 +25,12 @@ def rmsnorm(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: f
     return out
 
 
+def rmsnorm_heads(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """Normalises each head of x [rows, heads, dim] in place, weight [dim]; rows may be strided."""
+    torch.ops.sgl_kernel.rmsnorm_heads(x, weight, eps)
+    return x
+
+
 def fused_add_rmsnorm_reference(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,3 +55,8 @@ def _fused_add_rmsnorm_fake(
 @torch.library.register_fake("sgl_kernel::rmsnorm")
 def _rmsnorm_fake(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
     """Only writes into `out`."""
+
+
+@torch.library.register_fake("sgl_kernel::rmsnorm_heads")
+def _rmsnorm_heads_fake(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """Only writes into `x`."""

@@ -162,6 +162,8 @@ class GenerationBatchResult:
     #: request.
     num_correct_drafts: list[int] | None = None
     num_proposed_drafts: int = 0
+    #: Whether the target's forward replayed a recorded graph.
+    replayed: bool = False
     #: The requests that `drawn` has rows of, and what was drawn for them, until it is read.
     drawing: list[int] = field(default_factory=list)
     drawn: DrawnTokens | None = None

@@ -10,10 +10,18 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from sglang.kernels.compiled_for import kernels_for
+
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[rows, gate | up] -> silu(gate) * up."""
     half = gate_up.shape[-1] // 2
+    kernels = kernels_for(gate_up)
+    if kernels is not None:
+        out: torch.Tensor = kernels.elementwise.silu_and_mul(
+            gate_up, gate_up.new_empty(gate_up.shape[0], half)
+        )
+        return out
     return F.silu(gate_up[..., :half]).mul_(gate_up[..., half:])
 
 

@@ -10,10 +10,8 @@ import math
 import torch
 from torch import nn
 
-from sglang.kernels.compiled import compiled_kernels
+from sglang.kernels.compiled_for import kernels_for
 from sglang.srt.layers.weights.parameter import LoadableParameter, Place
-
-_COMPILED = (torch.float32, torch.bfloat16)
 
 
 class RMSNorm(nn.Module):
@@ -33,7 +31,6 @@ class RMSNorm(nn.Module):
             torch.empty(size, dtype=dtype), [Place.full(f"{name}.weight", (size,))], on_filled=self._scale
         )
         self.eps = eps
-        self.kernels = compiled_kernels() if dtype in _COMPILED else None
         self.root = math.sqrt(size)
         self.register_buffer("floor", torch.tensor(math.sqrt(size * eps)), persistent=False)
         self.register_buffer("scaled", torch.empty(size), persistent=False)
@@ -42,17 +39,27 @@ class RMSNorm(nn.Module):
         self.scaled.copy_(self.weight).mul_(self.root)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kernels is not None and x.is_contiguous() and x.device.type == "cpu":
+        kernels = kernels_for(x)
+        if kernels is not None and x.is_contiguous():
             rows = x.view(-1, x.shape[-1])
-            self.kernels.rmsnorm(rows, self.weight, out := torch.empty_like(rows), self.eps)
+            kernels.rmsnorm(rows, self.weight, out := torch.empty_like(rows), self.eps)
             return out.view(x.shape)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return torch.div(x, norm.hypot_(self.floor)).mul_(self.scaled).to(x.dtype)
 
+    def of_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Each head of x [rows, heads, size], rows apart; may work in place: use what is returned."""
+        kernels = kernels_for(x)
+        if kernels is None:
+            return self.forward(x)
+        heads: torch.Tensor = kernels.rmsnorm_heads(x, self.weight, self.eps)
+        return heads
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add x to the residual stream in place and return the normalised stream; x is used up."""
-        if self.kernels is not None and x.dim() == 2 and residual.is_contiguous() and x.device.type == "cpu":
+        kernels = kernels_for(x)
+        if kernels is not None and x.dim() == 2 and residual.is_contiguous():
             x = x.contiguous()
-            self.kernels.fused_add_rmsnorm(x, residual, self.weight, self.eps)
+            kernels.fused_add_rmsnorm(x, residual, self.weight, self.eps)
             return x
         return self.forward(residual.add_(x))

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sglang.kernels.compiled_for import kernels_for
 from sglang.srt.distributed.communication_op import (
     attention_tensor_parallel_all_gather,
     attention_tensor_parallel_all_reduce,
@@ -37,11 +38,24 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.width == 1:
-            return F.embedding(input_ids, self.weight)
+            return self._rows(input_ids)
+        return attention_tensor_parallel_all_reduce(self._rows(input_ids))
+
+    def _rows(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The rows of this rank's share; zeros for the ids of other ranks."""
+        table, is_share = self.weight, self.width > 1
+        kernels = kernels_for(table)
+        if kernels is not None:
+            out = table.new_empty(input_ids.shape[0], table.shape[1])
+            rows: torch.Tensor = kernels.elementwise.embed_rows(
+                input_ids.contiguous(), table, out, self.first_id, is_share
+            )
+            return rows
+        if not is_share:
+            return F.embedding(input_ids, table)
         local = input_ids - self.first_id
-        foreign = (local < 0) | (local >= self.weight.shape[0])
-        rows = F.embedding(local.masked_fill(foreign, 0), self.weight)
-        return attention_tensor_parallel_all_reduce(rows.masked_fill_(foreign[:, None], 0))
+        foreign = (local < 0) | (local >= table.shape[0])
+        return F.embedding(local.masked_fill(foreign, 0), table).masked_fill_(foreign[:, None], 0)
 
 
 class ParallelLMHead(nn.Module):
@@ -88,7 +102,7 @@ class ParallelLMHead(nn.Module):
         method.create_weights(self, (share.room, hidden_size), [place], dtype)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.stored.apply(hidden, None).float()
+        logits = self.stored.scores(hidden)
         if self.width > 1 and self.axis == "tp":
             logits = tensor_model_parallel_all_gather(logits, dim=-1)
         elif self.width > 1:

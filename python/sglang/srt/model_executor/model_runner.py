@@ -43,7 +43,9 @@ class ModelRunner(Generic[Model]):
         self.model = load(self.dtype, self.device)
         self.kv_spec = KVSpec(*self.model.kv_shape(), self.dtype)
         self._eager_runner: EagerRunner | None = None
-        #: Asked in this order. Empty: no back end that records graphs is served on this device.
+        #: Whether the last forward replayed a graph.
+        self.replayed = False
+        #: Asked in this order.
         self.graph_runners: list[BaseRunner[ForwardBatch, LogitsProcessorOutput]] = []
 
     def init_attention_backend(self, kv: KVPool, req_to_token: torch.Tensor) -> None:
@@ -70,7 +72,9 @@ class ModelRunner(Generic[Model]):
         runner was built.
         """
         self.placement.check_in_force()
-        return self.runner_for(batch).run(batch)
+        runner = self.runner_for(batch)
+        self.replayed = runner is not self._eager_runner
+        return runner.run(batch)
 
     def runner_for(self, batch: ForwardBatch) -> BaseRunner[ForwardBatch, LogitsProcessorOutput]:
         """The one place that chooses between recorded graphs and the eager forward."""

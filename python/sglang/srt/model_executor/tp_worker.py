@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.batch.forward_batch import ForwardBatch, GenerationBatchResult
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode, GenerationBatchResult
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
 from sglang.srt.layers.dp_attention import initialize_dp_attention
@@ -19,9 +19,15 @@ from sglang.srt.layers.sampler import Sampler
 from sglang.srt.mem_cache.allocator import SlotAllocator
 from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.model_runner_components.graph_setup import (
+    add_decode_graphs,
+    most_recorded_requests,
+    published_graph_backend,
+)
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import make_kv_pools
 from sglang.srt.model_executor.model_runner_components.load_model import build_model, published_dtype
 from sglang.srt.model_executor.result_broadcast import share_result
+from sglang.srt.model_executor.runner.static_batch import ForwardShape
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.platforms import available_memory_bytes
 from sglang.srt.platforms.device import model_device
@@ -65,6 +71,7 @@ class TpModelWorker:
         self.context_len = model_config.context_len
         if not has_draft:
             self.make_pools()
+            self.record(ForwardShape(ForwardMode.DECODE, 1))
 
     def make_pools(self, *, drafts: Sequence[KVSpec] = (), slots_per_step: int = 1) -> None:
         """Make the pools of the target and of its drafts, and the target's attention back end.
@@ -89,6 +96,20 @@ class TpModelWorker:
         self.req_to_token_pool = pools.req_to_token
         self.token_to_kv_pool_allocator = pools.allocator
 
+    def record(self, shape: ForwardShape, *, captures_hidden: bool = False) -> None:
+        """Record the steps or rounds of this shape, where graphs are published; others run eagerly."""
+        make_backend = published_graph_backend()
+        if make_backend is not None:
+            add_decode_graphs(
+                self.model_runner,
+                self.req_to_token_pool,
+                shape,
+                make_backend,
+                max_requests=most_recorded_requests(self.req_to_token_pool),
+                free_bytes=available_memory_bytes(),
+                captures_hidden=captures_hidden,
+            )
+
     @torch.inference_mode()
     def forward_batch_generation(self, batch: ForwardBatch) -> GenerationBatchResult:
         """Run the model over the batch and draw a token for every request whose prompt is complete.
@@ -100,7 +121,9 @@ class TpModelWorker:
             if batch.dp_step is not None:
                 self.model_runner.forward(batch)
             return GenerationBatchResult([], [])
-        return self.share_drawn(batch, self.model_runner.forward(batch))
+        result = self.share_drawn(batch, self.model_runner.forward(batch))
+        result.replayed = self.model_runner.replayed
+        return result
 
     def share_drawn(self, batch: ForwardBatch, output: LogitsProcessorOutput) -> GenerationBatchResult:
         """What is drawn from the logits of a forward, the same on every rank of the attention-TP group."""

@@ -32,7 +32,8 @@ class Qwen3Attention(SelfAttention):
 
     def norm_heads(self, qk: torch.Tensor) -> torch.Tensor:
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
-        return torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        normed_q, normed_k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
+        return qk if normed_q is q else torch.cat((normed_q, normed_k), dim=1)
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):

@@ -6,7 +6,7 @@ call here comes from the target's placement. It must not run the target, accept 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,10 @@ import torch
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
 from sglang.srt.batch.spec_input import DraftTree
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
+from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import KVPools
+from sglang.srt.model_executor.runner.static_batch import ForwardShape
+from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.srt.speculative.round_batch import Round
 from sglang.srt.speculative.verify import VerifiedRound
 
@@ -62,6 +65,15 @@ class Drafter(Protocol):
 
     def init_pools(self, pools: KVPools) -> None:
         """Attend over these pools and write into them; called once, before any other phase."""
+
+    @property
+    def verify_shape(self) -> ForwardShape:
+        """The target's forward in a whole round."""
+
+    def init_graphs(
+        self, make_backend: Callable[[], GraphBackend], table: ReqToTokenPool, *, max_requests: int
+    ) -> None:
+        """Record its units of a whole round for up to `max_requests` requests; others go on as before."""
 
     def num_nodes(self, batch_size: int, slots: int) -> int:
         """Nodes (N) of the next round, the root included, for requests with `slots` slots each; 1 if few."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from sglang.srt.batch.forward_batch import ForwardBatch
+from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.forward_context import ForwardContext
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -29,6 +29,7 @@ from sglang.srt.model_executor.runner.static_batch import (
 from sglang.srt.model_executor.runner_backend.base import GraphBackend, Outputs
 from sglang.srt.model_executor.runner_utils.buffers import BufferSpec, StaticBuffers
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.draft_tree import DraftShape
 from sglang.srt.speculative.round_batch import Round
 
 #: Runs forward number `step` of a unit. Eagerly this is the draft's model runner, whatever the step.
@@ -121,7 +122,7 @@ class DraftGraphRunner(BaseRunner[DraftWork, dict[str, torch.Tensor]]):
             make_backend=make_backend,
             scope=scope,
         )
-        self.graphs = CapturedGraphs(recipe, sizes.requests)
+        self.graphs = CapturedGraphs(recipe, sizes.requests, pads=sizes.pads)
 
     def can_run(self, work: DraftWork) -> bool:
         """Whether a graph has the forwards of this work, and is large enough: alike in every replica."""
@@ -163,3 +164,9 @@ class DraftGraphRunner(BaseRunner[DraftWork, dict[str, torch.Tensor]]):
 
         batches = [static.batch(size) for static in self.forwards]
         return self._unit(self.buffers.views(size), batches, run)
+
+
+def verify_shape(shape: DraftShape) -> ForwardShape:
+    """The target's forward in a whole round of such drafts: a tree is told by a mask over its nodes."""
+    nodes = shape.num_nodes
+    return ForwardShape(ForwardMode.TARGET_VERIFY, nodes, tail=0 if shape.topk == 1 else nodes)

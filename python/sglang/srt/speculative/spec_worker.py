@@ -13,6 +13,10 @@ import torch
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode, GenerationBatchResult
 from sglang.srt.batch.sampling_state import SamplingState
+from sglang.srt.model_executor.model_runner_components.graph_setup import (
+    most_recorded_requests,
+    published_graph_backend,
+)
 from sglang.srt.model_executor.result_broadcast import share
 from sglang.srt.model_executor.tp_worker import TpModelWorker
 from sglang.srt.speculative.accept import Accepted, path_logprobs
@@ -40,6 +44,11 @@ class SpecWorker:
                 "raise --max-total-tokens or --mem-fraction-static"
             )
         drafter.init_pools(target.pools)
+        make_backend = published_graph_backend()
+        if make_backend is not None:
+            target.record(drafter.verify_shape, captures_hidden=drafter.captures_hidden)
+            table = target.req_to_token_pool
+            drafter.init_graphs(make_backend, table, max_requests=most_recorded_requests(table))
         self.model_config = target.model_config
         self.page_size = target.page_size
         self.vocab_size = target.vocab_size
@@ -94,6 +103,7 @@ class SpecWorker:
             output_logprobs=outcome.logprobs,
             num_correct_drafts=[one.num_correct_drafts for one in outcome.accepted],
             num_proposed_drafts=num_nodes - 1,
+            replayed=self.target.model_runner.replayed,
         )
 
     def _accepted(self, batch: ForwardBatch, proposal: Proposal, logits: torch.Tensor) -> RoundOutcome:

@@ -6,7 +6,7 @@ runner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,6 +14,7 @@ from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.spec_input import DraftTree, SpecInput
 from sglang.srt.model_executor.runner.decode_graph_runner import DecodeGraphRunner
 from sglang.srt.model_executor.runner.static_batch import ForwardShape, GraphSizes
+from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.test.fakes.graph_tape import TapeBackend, TapePool
 from sglang.test.worker_driver import DrivenSequence, WorkerDriver
 
@@ -73,15 +74,21 @@ class GraphCases:
         self.backends.append(TapeBackend(self.pool))
         return self.backends[-1]
 
-    def graph_runner(self, shape: ForwardShape, *, captures_hidden: bool = False) -> DecodeGraphRunner:
-        """A runner over the driven model, captured."""
+    def graph_runner(
+        self,
+        shape: ForwardShape,
+        *,
+        captures_hidden: bool = False,
+        make_backend: Callable[[], GraphBackend] | None = None,
+    ) -> DecodeGraphRunner:
+        """A runner over the driven model, captured; on tapes unless something else is said."""
         pools = self.driver.target.pools
         runner = DecodeGraphRunner(
             self.runner.model,
             self.runner.attn_backend,
             shape,
             GraphSizes(SIZES, self.driver.target.context_len, pools.req_to_token.spare_row),
-            make_backend=self.make_backend,
+            make_backend=make_backend or self.make_backend,
             device=self.runner.device,
             captures_hidden=captures_hidden,
         )

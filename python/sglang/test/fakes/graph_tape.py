@@ -13,52 +13,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sglang.srt.model_executor.runner_backend.base import GraphBackend, Outputs, ShapeKey
-
-#: Methods that hand a value to the host, some of them without passing the dispatcher.
-_HOST_READS = frozenset(
-    {"tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__", "__array__"}
+from sglang.srt.model_executor.runner_utils.recorded_step import (
+    RecordedStep,
+    RefuseHostReads,
+    leaves_unwritten,
+    made_by,
+    refuse_host_read,
+    writes_arguments,
 )
-#: Operations whose result has a shape that depends on values, or that give a value to the host.
-_HOST_OPS = frozenset(
-    {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero"}
-)
-#: Operations that leave what they return unwritten.
-_UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-
-
-class HostReadError(RuntimeError):
-    """Recorded code asked for a value, which a graph cannot give."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operation with the very tensors that it saw; `results` are (place, tensor) of what it made."""
-
-    operation: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
-    results: list[tuple[int, torch.Tensor]]
-
-    def play(self) -> None:
-        """Run it into the tensors that it made at capture; a collective is waited for."""
-        leaves = tree_leaves(self.operation(*self.args, **self.kwargs))
-        for place, tensor in self.results:
-            tensor.copy_(leaves[place])
-        for work in leaves:
-            if isinstance(work, torch.ScriptObject):
-                work.wait()  # type: ignore[attr-defined]  # found at run time
 
 
 @dataclass
 class Tape:
     """One recorded function: its steps, all tensors that they made, and the ones that it gives."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RecordedStep] = field(default_factory=list)
     made: list[torch.Tensor] = field(default_factory=list)
     outputs: Outputs = field(default_factory=dict)
 
@@ -100,7 +72,7 @@ class TapeBackend(GraphBackend):
 
     def capture(self, key: ShapeKey, fn: Callable[[], Outputs]) -> None:
         tape = Tape()
-        with torch.inference_mode(), _Recorder(tape), _RefuseHostReads():
+        with torch.inference_mode(), _Recorder(tape), RefuseHostReads():
             tape.outputs = dict(fn())
         self.tapes[key] = tape
         self.pool.tapes.append(tape)
@@ -119,16 +91,6 @@ class TapeBackend(GraphBackend):
         self.tapes.clear()
 
 
-class _RefuseHostReads(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _HOST_READS and any(_is_tensor(value) for value in args):
-            raise HostReadError(f"Tensor.{name} reads a value of the device while a graph is recorded")
-        return func(*args, **(kwargs or {}))
-
-
 class _Recorder(TorchDispatchMode):
     """Writes down every operation but views, which share the memory of what they look at."""
 
@@ -140,33 +102,10 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name.rpartition("::")[2]
-        given = [value for value in tree_leaves((args, kwargs)) if _is_tensor(value)]
-        if name in _HOST_OPS or (name == "index" and any(v.dtype is torch.bool for v in given[1:])):
-            raise HostReadError(f"{func} needs a value of the device while a graph is recorded")
-        if name == "lift_fresh":
-            raise HostReadError("torch.tensor(...) copies from the host while a graph is recorded")
+        refuse_host_read(func, args, kwargs)
         result = func(*args, **kwargs)
-        memory = {_memory(value) for value in given}
-        made = [
-            (place, value)
-            for place, value in enumerate(tree_leaves(result))
-            if _is_tensor(value) and _memory(value) not in memory
-        ]
-        writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-        writes = writes or func.namespace == "c10d"  # collectives do not declare what they write
+        made = made_by(args, kwargs, result)
         self.tape.made += [value for _, value in made]
-        if name not in _UNWRITTEN and (writes or made):
-            self.tape.steps.append(Step(func, args, kwargs, made))
+        if not leaves_unwritten(func) and (writes_arguments(func) or made):
+            self.tape.steps.append(RecordedStep(func, args, kwargs, made))
         return result
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """What tensors that share memory have in common; a packed weight has no address and is its own."""
-    if tensor.layout is not torch.strided:
-        return id(tensor)
-    return tensor.untyped_storage().data_ptr() or id(tensor)

@@ -59,7 +59,7 @@ def test_rotation_turns_pairs_by_position_times_frequency(scaling):
     positions = torch.tensor([0, 1, 7, 300])
     heads = torch.randn(4, 3, dim, generator=torch.Generator().manual_seed(1))
     rope = get_rope(dim, theta, scaling, torch.float32)
-    turned = apply_rotary(heads, rope(positions))
+    turned = apply_rotary(heads.clone(), rope(positions))
     frequencies = theta ** -(torch.arange(0, dim, 2).double() / dim)
     if scaling is not None:
         slow = 2 * torch.pi / frequencies > 256

@@ -28,7 +28,7 @@ LOAD_BALANCE_METHODS: Final = (
     "total_tokens",
 )
 GRAMMAR_BACKENDS: Final = ("xgrammar", "outlines", "llguidance", "none")
-CUDA_GRAPH_BACKENDS: Final = ("full", "breakable", "disabled")
+CUDA_GRAPH_BACKENDS: Final = ("full", "breakable", "disabled", "cpu")
 MOE_A2A_BACKENDS: Final = (
     "none", "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer", "megamoe", "deepep_v2",
     "ascend_tp", "pplx", "flashinfer_megamoe",

@@ -14,7 +14,7 @@ from sglang.srt.arg_groups.fields import choices
 
 _NATIVE = "use torch_native, or cpu where the compiled kernels are"
 _ATTENTION = ("torch_native", "cpu")
-_NO_GRAPH = "leave it out: steps run without recorded graphs on this device"
+_NO_GRAPH = "say it as --cuda-graph-backend-decode, --cuda-graph-max-bs-decode and --cuda-graph-bs-decode"
 _NO_MOE = "leave it out: expert models come later"
 
 
@@ -66,19 +66,19 @@ class Graph(Namespace, ns=NS("exec.graph")):
         CudaGraphConfig | None, Arg(help="JSON of graph settings per phase; strongest.", instead=_NO_GRAPH)
     ] = None
     cuda_graph_max_bs_decode: A[
-        int | None, Arg(help="Largest decode batch recorded.", at_least=1, instead=_NO_GRAPH)
+        int | None, Arg(help="Largest decode batch recorded; on a CPU 32.", at_least=1, served=True)
     ] = None
-    cuda_graph_bs_decode: A[list[int] | None, Arg(help="Decode batch sizes recorded.", instead=_NO_GRAPH)] = (
-        None
-    )
+    cuda_graph_bs_decode: A[
+        list[int] | None, Arg(help="Decode batch sizes recorded; others run eagerly.", served=True)
+    ] = None
     cuda_graph_backend_decode: A[
         str | None,
         Arg(
-            help="How decode is recorded.",
+            help="How decode is recorded; by default cpu where the compiled kernels run attention.",
             choices=choices.CUDA_GRAPH_BACKENDS,
             resolvable=True,
-            served=("disabled",),
-            instead="use disabled: steps run without recorded graphs on this device",
+            served=("disabled", "cpu"),
+            instead="use cpu or disabled: this device has no other recorded graphs",
         ),
     ] = None
     cuda_graph_backend_prefill: A[
@@ -88,12 +88,12 @@ class Graph(Namespace, ns=NS("exec.graph")):
             choices=choices.CUDA_GRAPH_BACKENDS,
             resolvable=True,
             served=("disabled",),
-            instead="use disabled: steps run without recorded graphs on this device",
+            instead="use disabled: prompts run without recorded graphs on this device",
         ),
     ] = None
-    disable_cuda_graph_padding: A[
-        bool, Arg(help="Replay graphs on exact batch sizes only.", served=(True,))
-    ] = False
+    disable_cuda_graph_padding: A[bool, Arg(help="Replay graphs on exact batch sizes only.", served=True)] = (
+        False
+    )
     enable_torch_compile: A[bool, Arg(help="Compile the model with torch.compile.")] = False
     torch_compile_max_bs: A[int, Arg(help="Largest batch that is compiled.", at_least=1)] = 32
 

@@ -17,7 +17,7 @@ def resolve_kernels(view: ResolvingView) -> None:
         )
     view.fill(
         "kernel_hook",
-        attention_backend="torch_native",
+        attention_backend="cpu" if _has_compiled_attention(view) else "torch_native",
         sampling_backend="pytorch",
         grammar_backend="none",
     )
@@ -28,7 +28,38 @@ def resolve_kernels(view: ResolvingView) -> None:
             f"--speculative-draft-attention-backend {draft} differs from the model's {own}: both share one "
             "cache layout and one back end; leave it out"
         )
-    if view.cuda_graph_config is None:
-        view.fill("kernel_hook", cuda_graph_backend_decode="disabled", cuda_graph_backend_prefill="disabled")
+    _choose_graphs(view, own)
     # One rank has nothing to reduce, and gloo has only one all-reduce.
     view.declare("kernel_hook", disable_custom_all_reduce=True)
+
+
+def _has_compiled_attention(view: ResolvingView) -> bool:
+    return view.device == "cpu" and view.dtype in ("float32", "bfloat16") and compiled.are_there()
+
+
+def _choose_graphs(view: ResolvingView, attention_backend: str | None) -> None:
+    """Record decode steps where their attention is a kernel call that a list can hold."""
+    if view.cuda_graph_config is not None:
+        return  # refused as not served
+    if view.cuda_graph_backend_decode == "cpu" and not compiled.are_there():
+        raise ValueError(
+            "--cuda-graph-backend-decode cpu needs the compiled kernels, which are not installed or switched "
+            "off (SGLANG_USE_CPU_KERNELS); run `make kernels`, or use disabled"
+        )
+    view.fill(
+        "kernel_hook",
+        cuda_graph_backend_decode="cpu" if attention_backend == "cpu" else "disabled",
+        cuda_graph_backend_prefill="disabled",
+    )
+    sizes = ("cuda_graph_max_bs_decode", "cuda_graph_bs_decode")
+    said = [name for name in sizes if getattr(view, name) is not None]
+    if said and view.cuda_graph_backend_decode == "disabled":
+        raise ValueError(
+            f"--{said[0].replace('_', '-')} is given, and no decode step is recorded "
+            "(--cuda-graph-backend-decode disabled); leave it out, or record with cpu"
+        )
+    if len(said) == 2:
+        raise ValueError(
+            "--cuda-graph-max-bs-decode and --cuda-graph-bs-decode both say which batches are recorded; "
+            "leave one of them out"
+        )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sglang.kernels.compiled import compiled_kernels
+from sglang.kernels.compiled_for import COMPILED_DTYPES
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, Plan, PlanShape
 from sglang.srt.layers.attention.head_major_layout import HeadMajorLayout
 from sglang.srt.layers.attention.torch_native_plan import rows_per_request
@@ -94,14 +95,14 @@ class CpuBackend(AttentionBackend):
                 "--attention-backend cpu needs the compiled kernels, which are not installed or switched "
                 "off; run `make kernels`, or use torch_native"
             )
-        if pool.spec.dtype not in (torch.float32, torch.bfloat16):
+        if pool.spec.dtype not in COMPILED_DTYPES:
             raise ValueError(
                 f"--attention-backend cpu serves float32 and bfloat16, and the cache is {pool.spec.dtype}; "
                 "use torch_native"
             )
         self.pool = pool
         self.req_to_token = req_to_token
-        self._attend = kernels.attention.paged_attention
+        self._store, self._attend = kernels.attention.store_kv, kernels.attention.paged_attention
 
     def make_plan(self, shape: PlanShape | None = None) -> Plan:
         return CpuPlan(shape, self.req_to_token.device)
@@ -124,8 +125,7 @@ class CpuBackend(AttentionBackend):
         assert isinstance(plan, CpuPlan)
         kv = self.pool.layer(layer.layer_id)
         assert isinstance(kv, torch.Tensor)  # as this back end's layout made it
-        kv[: layer.num_kv_heads].index_copy_(1, plan.out_cache_loc, k.transpose(0, 1))
-        kv[layer.num_kv_heads :].index_copy_(1, plan.out_cache_loc, v.transpose(0, 1))
+        self._store(k, v, kv, plan.out_cache_loc)
         if q.stride(1) != layer.head_dim or q.stride(2) != 1:
             q = q.contiguous()
         out = q.new_empty(q.shape[0], layer.num_heads * layer.head_dim)

@@ -22,6 +22,10 @@ class StoredWeight(ABC):
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [rows, in] times the weight, plus bias: [rows, out] in the type of x."""
 
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in] times the weight: [rows, out] in float32, rounded to a shorter type only if need be."""
+        return self.apply(x, None).float()
+
     @abstractmethod
     def unpack(self) -> torch.Tensor:
         """The weight as row-major [out, in], for checks and weight updates."""

@@ -47,6 +47,11 @@ class BlockStoredWeight(StoredWeight):
         self.kernels.linear_blocks(x, self.packed, bias, out, self.form)
         return out
 
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.outputs, dtype=torch.float32)
+        self.kernels.linear_blocks(x, self.packed, None, out, self.form)
+        return out
+
     def unpack(self) -> torch.Tensor:
         weight: torch.Tensor = self.kernels.unpack_blocks(self.packed, self.form, self.outputs).dequantized()
         return weight

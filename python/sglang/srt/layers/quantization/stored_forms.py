@@ -140,6 +140,11 @@ class PanelWeight(StoredWeight):
         self.kernels.linear_packed(x, self.panels, bias, out)
         return out
 
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.outputs, dtype=torch.float32)
+        self.kernels.linear_packed(x, self.panels, None, out)
+        return out
+
     def unpack(self) -> torch.Tensor:
         weight: torch.Tensor = self.kernels.unpack_panels(self.panels, self.outputs, self.inputs)
         return weight

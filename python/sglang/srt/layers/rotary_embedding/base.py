@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from sglang.kernels.compiled_for import kernels_for
+
 #: Cosines and signed sines of a batch, each [rows, 1, head_dim].
 CosSin = tuple[torch.Tensor, torch.Tensor]
 
@@ -34,17 +36,27 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> CosSin:
         """positions [rows] -> what `apply_rotary` takes."""
+        cos = self.frequencies.new_empty(positions.shape[0], 1, self.head_dim, dtype=self.dtype)
+        kernels = kernels_for(cos)
+        if kernels is not None:
+            sin = torch.empty_like(cos)
+            kernels.elementwise.rotary_cos_sin(positions.contiguous(), self.frequencies, cos, sin)
+            return cos, sin
         angles = torch.outer(positions.float(), self.frequencies)  # [rows, head_dim / 2]
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
         return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
 
 
 def apply_rotary(heads: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
-    """Rotate heads [rows, heads, head_dim]; the result is a new tensor.
+    """Rotate heads [rows, heads, head_dim]; may work in place: use what is returned.
 
     With the sign in the sine, (x1 cos - x2 sin, x2 cos + x1 sin) is x * cos + swap(x) * sin: three
     operations.
     """
     cos, sin = cos_sin
+    kernels = kernels_for(heads)
+    if kernels is not None:
+        rotated: torch.Tensor = kernels.elementwise.rotate_heads(heads, cos, sin)
+        return rotated
     swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
     return (heads * cos).addcmul_(swapped, sin)

@@ -67,7 +67,7 @@ class SchedulerLoad:
                 self._spec.add_round(correct, result.num_proposed_drafts)
                 self._spec_since_log.add_round(correct, result.num_proposed_drafts)
             if self.num_decode_forwards % self._limits.decode_log_interval == 0:
-                self._log_decode()
+                self._log_decode(replayed=result.replayed)
         else:
             self.num_prefill_forwards += 1
             self._log_prefill(batch.parts)
@@ -127,19 +127,20 @@ class SchedulerLoad:
             new / max(elapsed, 1e-9),
         )
 
-    def _log_decode(self) -> None:
+    def _log_decode(self, *, replayed: bool) -> None:
         now = time.perf_counter()
         self.last_gen_throughput = self._decoded_since_log / max(now - self._decode_log_time, 1e-9)
         self._decode_log_time, self._decoded_since_log = now, 0
         used = self._kv.used()
         logger.log(
             self._log_level,
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %scuda graph: False, "
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %scuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
             len(self._queues.running),
             used,
             used / self._kv.size,
             self._acceptance_since_log(),
+            replayed,
             self.last_gen_throughput,
             len(self._queues.waiting),
         )

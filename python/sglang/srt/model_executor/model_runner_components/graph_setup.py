@@ -1,8 +1,7 @@
 """Owns how a model runner gets its recorded graphs: whether, for which sizes, over which back end.
 
-Called when a model runner is built, in the scope that is open then; no back end is served on CPU, so nothing
-calls it there yet. It must not decide what a graph computes. All ranks that capture together come to the same
-answer.
+Called when a rank has its pools, in the scope that is open then. It must not decide what a graph computes.
+All ranks that capture together come to the same answer.
 """
 
 from __future__ import annotations
@@ -15,9 +14,16 @@ from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.runner.decode_graph_runner import DecodeGraphRunner
 from sglang.srt.model_executor.runner.static_batch import ForwardShape, GraphSizes
 from sglang.srt.model_executor.runner_backend.base import GraphBackend
-from sglang.srt.model_executor.runner_utils.sizes import LEAST_FREE_BYTES, default_sizes, may_capture
+from sglang.srt.model_executor.runner_backend.cpu_graph import CpuGraphBackend
+from sglang.srt.model_executor.runner_utils.sizes import (
+    LEAST_FREE_BYTES,
+    MOST_REQUESTS_ON_CPU,
+    check_sizes,
+    default_sizes,
+    may_capture,
+)
 from sglang.srt.models.common.decoder import DecoderForCausalLM
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_exec, get_parallel
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -25,10 +31,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def published_graph_backend() -> Callable[[], GraphBackend] | None:
+    """What records the decode steps and rounds of this server; None where they run eagerly."""
+    return CpuGraphBackend if get_exec().graph.cuda_graph_backend_decode == "cpu" else None
+
+
+def most_recorded_requests(table: ReqToTokenPool) -> int:
+    """The largest batch for which graphs are recorded, as published."""
+    return min(get_exec().graph.cuda_graph_max_bs_decode or MOST_REQUESTS_ON_CPU, table.size)
+
+
 def graph_sizes(table: ReqToTokenPool, *, width: int, max_requests: int) -> GraphSizes:
-    """The sizes that serve every batch over this request table."""
-    sizes = default_sizes(max_requests, width=width, attn_tp_size=get_parallel().attn_tp_size)
-    return GraphSizes(sizes, max_len=table.req_to_token.shape[1], spare_row=table.spare_row)
+    """The sizes that serve every batch of up to so many requests over this table, or published ones.
+
+    `ValueError` where the ranks of an attention-TP group cannot share the rows of a published size.
+    """
+    graph, attn_tp_size = get_exec().graph, get_parallel().attn_tp_size
+    sizes = graph.cuda_graph_bs_decode
+    if sizes is None:
+        sizes = default_sizes(max_requests, width=width, attn_tp_size=attn_tp_size)
+    else:
+        check_sizes(sizes, width=width, attn_tp_size=attn_tp_size)
+    return GraphSizes(
+        sizes,
+        max_len=table.req_to_token.shape[1],
+        spare_row=table.spare_row,
+        pads=not graph.disable_cuda_graph_padding,
+    )
 
 
 def add_decode_graphs(

@@ -20,8 +20,6 @@ from sglang.srt.model_executor.runner_utils.capture_mode import capture_mode
 from sglang.srt.model_executor.runner_utils.sizes import size_for
 from sglang.srt.runtime_context import get_parallel
 
-#: Runs before a capture, so that libraries have made their handles and workspaces.
-_WARM_UPS = 2
 _CURES = (
     "a smaller --mem-fraction-static, a smaller --cuda-graph-max-bs-decode, or "
     "--cuda-graph-backend-decode disabled"
@@ -45,11 +43,15 @@ class Recipe:
 
 
 class CapturedGraphs:
-    """One graph a size. Made empty; `capture` records them in the scope that is open then."""
+    """One graph a size. Made empty; `capture` records them in the scope that is open then.
 
-    def __init__(self, recipe: Recipe, sizes: Sequence[int]) -> None:
+    Without `pads` a graph serves batches of its very size only.
+    """
+
+    def __init__(self, recipe: Recipe, sizes: Sequence[int], *, pads: bool = True) -> None:
         self.recipe = recipe
         self.sizes = sorted(sizes)
+        self._pads = pads
         self._backend: GraphBackend | None = None
         self._addresses: AddressTable | None = None
 
@@ -60,7 +62,9 @@ class CapturedGraphs:
 
     def size_for(self, num_requests: int) -> int | None:
         """The size that serves so many requests; None where there is no graph for them."""
-        return size_for(self.sizes, num_requests) if self.is_captured else None
+        if not self.is_captured or (num_requests not in self.sizes and not self._pads):
+            return None
+        return size_for(self.sizes, num_requests)
 
     def capture(self) -> None:
         """Record all sizes, the largest first: later graphs fit into what it leaves free.
@@ -114,7 +118,7 @@ class CapturedGraphs:
                 return self.recipe.forward(size)
 
         self.recipe.prepare(size)
-        for _ in range(_WARM_UPS):
+        for _ in range(backend.warm_ups):
             backend.synchronize()
             backend.barrier()
             forward()

@@ -61,7 +61,7 @@ class DecodeGraphRunner(BaseRunner[ForwardBatch, LogitsProcessorOutput]):
             model=model,
             make_backend=make_backend,
         )
-        self.graphs = CapturedGraphs(recipe, sizes.requests)
+        self.graphs = CapturedGraphs(recipe, sizes.requests, pads=sizes.pads)
 
     def can_run(self, work: ForwardBatch) -> bool:
         """Whether there is a graph for this batch; with attention replicas, for the largest of them."""

@@ -24,11 +24,13 @@ class GraphSizes:
     """The batches for which graphs are recorded, by number of requests, and what all of them have room for.
 
     A request has at most `max_len` keys; `spare_row` is the row of the request table that nobody owns.
+    Without `pads` a graph serves batches of its very size only.
     """
 
     requests: Sequence[int]
     max_len: int
     spare_row: int
+    pads: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ class ShapeKey:
 class GraphBackend(ABC):
     """Records functions that take no arguments: all that they read and write lies at fixed addresses."""
 
+    #: Runs before a capture, so that libraries have made their handles and workspaces.
+    warm_ups = 2
+
     def __init__(self) -> None:
         parallel = get_parallel()
         #: The ranks that capture together: those of the tensor group of the scope in force; None: this one.

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from sglang.srt.distributed.group_coordinator import GroupCoordinator
 
+#: The largest batch that is recorded where nobody says: above it a CPU is busy with products.
+MOST_REQUESTS_ON_CPU = 32
 #: Free memory below which nothing is recorded.
 LEAST_FREE_BYTES = 1 << 30
 

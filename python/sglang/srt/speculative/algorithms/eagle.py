@@ -26,7 +26,7 @@ from sglang.srt.models.drafts.registry import DraftModel
 from sglang.srt.runtime_context import max_speculative_num_draft_tokens
 from sglang.srt.speculative.adaptive import AdaptiveSteps
 from sglang.srt.speculative.base_spec_worker import Proposal
-from sglang.srt.speculative.draft_graph_runner import DraftUnitRunner, DraftWork
+from sglang.srt.speculative.draft_graph_runner import DraftUnitRunner, DraftWork, verify_shape
 from sglang.srt.speculative.draft_runner import (
     DraftRunner,
     best_children,
@@ -100,6 +100,10 @@ class EagleDrafter:
         if self._is_cut_short:
             return 1
         return self._shape.num_nodes if self._adaptive is None else self._adaptive.steps_for(batch_size) + 1
+
+    @property
+    def verify_shape(self) -> ForwardShape:
+        return verify_shape(self._shape)
 
     def init_graphs(
         self, make_backend: Callable[[], GraphBackend], table: ReqToTokenPool, *, max_requests: int

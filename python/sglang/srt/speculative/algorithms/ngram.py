@@ -7,14 +7,17 @@ proposal is only ever what the target draws itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
+from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode
 from sglang.srt.batch.spec_input import DraftTree
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
+from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.model_runner_components.kv_pool_runtime import KVPools
+from sglang.srt.model_executor.runner.static_batch import ForwardShape
+from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.algorithms.ngram_corpus import NgramCorpus
 from sglang.srt.speculative.algorithms.ngram_tree import NgramTrees
@@ -37,6 +40,15 @@ class NgramDrafter:
 
     def init_pools(self, pools: KVPools) -> None:
         """Nothing is cached for a draft."""
+
+    @property
+    def verify_shape(self) -> ForwardShape:
+        return ForwardShape(ForwardMode.TARGET_VERIFY, self._num_nodes, tail=self._num_nodes)
+
+    def init_graphs(
+        self, make_backend: Callable[[], GraphBackend], table: ReqToTokenPool, *, max_requests: int
+    ) -> None:
+        """It runs no model."""
 
     def num_nodes(self, batch_size: int, slots: int) -> int:
         return self._num_nodes if slots >= self._num_nodes else 1

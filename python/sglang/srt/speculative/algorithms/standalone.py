@@ -24,7 +24,7 @@ from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.srt.model_executor.runner_utils.buffers import BufferSpec
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.speculative.base_spec_worker import Proposal
-from sglang.srt.speculative.draft_graph_runner import DraftUnitRunner, DraftWork
+from sglang.srt.speculative.draft_graph_runner import DraftUnitRunner, DraftWork, verify_shape
 from sglang.srt.speculative.draft_runner import (
     DraftRunner,
     best_children,
@@ -78,6 +78,10 @@ class StandaloneDrafter:
 
     def num_nodes(self, batch_size: int, slots: int) -> int:
         return self._shape.num_nodes if slots >= self.slots_per_step else 1
+
+    @property
+    def verify_shape(self) -> ForwardShape:
+        return verify_shape(self._shape)
 
     def init_graphs(
         self, make_backend: Callable[[], GraphBackend], table: ReqToTokenPool, *, max_requests: int

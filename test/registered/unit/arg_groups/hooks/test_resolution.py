@@ -43,7 +43,8 @@ def result(record, name):
     return resolution_result(record, name)
 
 
-def test_what_nobody_said_is_decided_and_signed(resolved, model_folder):
+def test_what_nobody_said_is_decided_and_signed(resolved, model_folder, monkeypatch):
+    monkeypatch.setattr(compiled, "are_there", lambda: False)
     record = resolved()
     expected = {
         "device": "cpu",
@@ -65,6 +66,53 @@ def test_what_nobody_said_is_decided_and_signed(resolved, model_folder):
     assert decided_by(record, "page_size") == "schedule_hook"
     assert decided_by(record, "context_length") == "model_hook"
     assert all(item.source.endswith("_hook") for item in declared_provenance(record))
+
+
+@pytest.mark.parametrize(
+    ("said", "attention", "graphs"),
+    [
+        ({}, "cpu", "cpu"),
+        ({"dtype": "float16"}, "torch_native", "disabled"),
+        ({"attention_backend": "torch_native"}, "torch_native", "disabled"),
+        ({"decode_attention_backend": "torch_native"}, "cpu", "disabled"),
+        ({"cuda_graph_backend_decode": "disabled"}, "cpu", "disabled"),
+        ({"attention_backend": "torch_native", "cuda_graph_backend_decode": "cpu"}, "torch_native", "cpu"),
+    ],
+)
+def test_with_compiled_kernels_they_attend_and_decode_steps_are_recorded(
+    resolved, monkeypatch, said, attention, graphs
+):
+    monkeypatch.setattr(compiled, "are_there", lambda: True)
+    record = resolved(**said)
+    assert result(record, "attention_backend") == attention
+    assert result(record, "cuda_graph_backend_decode") == graphs
+    assert result(record, "cuda_graph_backend_prefill") == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"cuda_graph_bs_decode": [1, 2], "cuda_graph_max_bs_decode": 2}, "leave one of them out"),
+        (
+            {"cuda_graph_bs_decode": [1, 2], "cuda_graph_backend_decode": "disabled"},
+            "--cuda-graph-bs-decode is given, and no decode step is recorded",
+        ),
+        (
+            {"cuda_graph_max_bs_decode": 2, "attention_backend": "torch_native"},
+            "--cuda-graph-max-bs-decode is given, and no decode step is recorded",
+        ),
+    ],
+)
+def test_sizes_of_recorded_steps_that_would_have_no_effect_are_refused(resolved, monkeypatch, fields, said):
+    monkeypatch.setattr(compiled, "are_there", lambda: True)
+    with pytest.raises(ValueError, match=said):
+        resolved(**fields)
+
+
+def test_recorded_steps_need_the_compiled_kernels(resolved, monkeypatch):
+    monkeypatch.setattr(compiled, "are_there", lambda: False)
+    with pytest.raises(ValueError, match=r"--cuda-graph-backend-decode cpu needs the compiled kernels"):
+        resolved(cuda_graph_backend_decode="cpu")
 
 
 @pytest.mark.parametrize("name", ["attention_backend", "decode_attention_backend"])

@@ -1,5 +1,6 @@
 """Speculative decoding at the door: what is chosen where nothing is said, and what is refused."""
 
+from sglang.kernels import compiled
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=8, suite="unit-cpu")
@@ -483,8 +484,9 @@ def test_what_comes_later_is_refused_at_the_door(drafting, settings, words):
         refuse_unserved(drafting("EAGLE", **settings))
 
 
-def test_a_draft_has_the_attention_of_its_model(drafting):
+def test_a_draft_has_the_attention_of_its_model(drafting, monkeypatch):
     """Another one would be accepted and have no effect."""
+    monkeypatch.setattr(compiled, "are_there", lambda: False)
     with pytest.raises(ValueError, match=r"attention-backend cpu differs from the model's torch_native"):
         drafting("EAGLE", draft_attention_backend="cpu")
     drafting("EAGLE", draft_attention_backend="torch_native")

@@ -1,0 +1,143 @@
+"""Owns the graphs of a CPU: lists of kernel calls that replay without Python, and what lies between them.
+
+Chosen as `cpu`. A call of a compiled kernel goes into a list; any other operation that writes something is
+run again from Python, and a line names it. It must not keep more memory than what recorded code has alive at
+one time: what it makes lies in an arena that all graphs of the process share.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sglang.kernels.compiled import compiled_kernels
+from sglang.srt.model_executor.runner_backend.base import GraphBackend, Outputs, ShapeKey
+from sglang.srt.model_executor.runner_utils.arena import Arena
+from sglang.srt.model_executor.runner_utils.pool import get_or_create_global_graph_memory_pool
+from sglang.srt.model_executor.runner_utils.recorded_step import (
+    RecordedStep,
+    RefuseHostReads,
+    leaves_unwritten,
+    made_by,
+    operation_name,
+    refuse_host_read,
+    writes_arguments,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class CpuGraph:
+    """One recorded function: its parts in order, what it gives, and by name what runs from Python."""
+
+    parts: list[Any] = field(default_factory=list)  # kernel lists and steps: both have `play`
+    outputs: Outputs = field(default_factory=dict)
+    from_python: Counter[str] = field(default_factory=Counter)
+
+    def play(self) -> None:
+        for part in self.parts:
+            part.play()
+
+
+class _ArenaDevice:
+    """What the process-wide pool of graphs is on a CPU."""
+
+    def graph_pool_handle(self) -> object:
+        return Arena()
+
+
+class CpuGraphBackend(GraphBackend):
+    """Records in the calling thread. `RuntimeError` where the compiled kernels are not used."""
+
+    warm_ups = 0  # kernels have neither handles nor workspaces to make
+
+    def __init__(self) -> None:
+        super().__init__()
+        kernels = compiled_kernels()
+        if kernels is None:
+            raise RuntimeError(
+                "--cuda-graph-backend-decode cpu needs the compiled kernels, which are not installed or "
+                "switched off; run `make kernels`, or use disabled"
+            )
+        self._kernels = kernels
+        arena = get_or_create_global_graph_memory_pool(_ArenaDevice())
+        assert isinstance(arena, Arena)  # one kind of device a process
+        self.arena = arena
+        self.graphs: dict[ShapeKey, CpuGraph] = {}
+
+    def synchronize(self) -> None:
+        return None
+
+    def session(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def capture(self, key: ShapeKey, fn: Callable[[], Outputs]) -> None:
+        graph = CpuGraph()
+        recorder = _Recorder(graph, self._kernels.record.CallList, self.arena)
+        with recorder, RefuseHostReads():
+            graph.outputs = dict(fn())
+        self.graphs[key] = graph
+        if graph.from_python:
+            named = ", ".join(f"{name} ({count})" for name, count in sorted(graph.from_python.items()))
+            logger.info("A graph of %d requests runs from Python, slower: %s", key.size, named)
+
+    def replay(self, key: ShapeKey) -> Outputs:
+        graph = self.graphs[key]
+        with torch.inference_mode():
+            graph.play()
+        return graph.outputs
+
+    def drop(self) -> None:
+        for graph in self.graphs.values():
+            for part in graph.parts:
+                if not isinstance(part, RecordedStep):
+                    part.drop()
+        self.graphs.clear()
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch says no types here
+    """Writes down every operation but views, which share the memory of what they look at."""
+
+    def __init__(self, graph: CpuGraph, make_list: Callable[[], Any], arena: Arena) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._graph, self._make_list, self._arena = graph, make_list, arena
+        self._open_list = ExitStack()  # the kernel list that is being recorded
+
+    def __exit__(self, *error: Any) -> None:
+        self._close_list()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "sgl_kernel":
+            return self._record_kernel(func, args, kwargs)
+        refuse_host_read(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if leaves_unwritten(func):
+            return self._arena.like(result)
+        made = made_by(args, kwargs, result)
+        if writes_arguments(func) or made:
+            self._close_list()
+            self._graph.parts.append(RecordedStep(func, args, kwargs, made))
+            self._graph.from_python[operation_name(func)] += 1
+        return result
+
+    def _record_kernel(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not self._graph.parts or isinstance(self._graph.parts[-1], RecordedStep):
+            calls = self._make_list()
+            self._open_list.enter_context(calls.recording())
+            self._graph.parts.append(calls)
+        return func(*args, **kwargs)
+
+    def _close_list(self) -> None:
+        self._open_list.close()

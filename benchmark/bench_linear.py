@@ -1,9 +1,9 @@
 """How fast are linear layers over packed weights, beside torch's and beside a plain read of the same bytes?
 
-Usage: python benchmark/bench_linear.py [--rows 1 2 4 8 16 64 256] [--threads 1] [--repeat 9]. All linear
-layers of SmolLM2-135M and its head (up to 16 rows) are walked in order, so that weights come from memory as
-in a decode step. The forms take turns; the medians are printed, and the share of the rate at which one thread
-only reads a buffer of the weights' size. Needs the compiled kernels (`make kernels`).
+Usage: python benchmark/bench_linear.py [--rows 1 2 4 8 16 64 256] [--threads 1] [--repeat 9] [--forms int8].
+All linear layers of SmolLM2-135M and its head (up to 16 rows) are walked in order, so that weights come from
+memory as in a decode step. The forms take turns; the medians are printed, and the share of the rate at which
+one thread only reads a large buffer. Needs the compiled kernels (`make kernels`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import torch.nn.functional as F
 
 import sgl_kernel
 from sgl_kernel.linear import BlockForm, BlockWeight, linear_blocks, linear_packed, pack_blocks, pack_panels
+from sgl_kernel.linear_int8 import linear_int8, pack_int8
 
 #: (outputs, inputs) of one layer: q, k and v together, o, gate and up together, down.
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 LAYERS, HEAD = 30, (49152, 576)
 #: Up to so many rows the head is walked too: in a prompt it scores a few rows only.
 MOST_ROWS_OF_HEAD = 16
+#: Of a plain read: far more than any cache holds.
+_READ_BYTES = 4 * 2 * HEAD[0] * HEAD[1]
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
@@ -59,6 +62,11 @@ def blocks(form: BlockForm) -> Form:
     )
 
 
+def int8_panels(outputs: int, inputs: int) -> torch.Tensor:
+    numbers = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+    return pack_int8(numbers, torch.rand(outputs) * 0.01)
+
+
 FORMS = (
     Form(
         "packed bfloat16",
@@ -84,6 +92,7 @@ FORMS = (
         lambda n, k: drawn(n, k, torch.float32),
         lambda x, weight, out: F.linear(x, weight),
     ),
+    Form("int8", torch.bfloat16, int8_panels, lambda x, weight, out: linear_int8(x, weight, None, out)),
     blocks(BlockForm.Q4_MIN),
     blocks(BlockForm.Q8),
 )
@@ -134,18 +143,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64, 256])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=9, help="turns that each form takes")
+    parser.add_argument(
+        "--forms", nargs="+", default=[form.name for form in FORMS], choices=[form.name for form in FORMS]
+    )
     options = parser.parse_args()
     if min(*options.rows, options.threads, options.repeat) < 1:
         parser.error("rows, threads and repeat are at least 1")
     torch.set_num_threads(options.threads)
-    walks = [Walk(form) for form in FORMS]
+    walks = [Walk(form) for form in FORMS if form.name in options.forms]
     print(f"level {sgl_kernel.isa_level()}, threads {options.threads}, medians of {options.repeat}\n")
     print("| rows | form | ms | GB/s | share of a plain read | GFLOP/s |\n|---|---|---|---|---|---|")
     for rows in options.rows:
         found: dict[str, list[float]] = {walk.form.name: [] for walk in walks}
         rates = []
         for _ in range(options.repeat):
-            rates.append(read_rate(walks[0].head[0].nbytes * 4))
+            rates.append(read_rate(_READ_BYTES))
             for walk in walks:
                 found[walk.form.name].append(walk.seconds(rows))
         rate = statistics.median(rates)

@@ -16,6 +16,8 @@ constexpr int64_t kPanel = 32;
 constexpr int64_t kGroup = 16;
 // Inputs of a quantized block.
 constexpr int64_t kBlock = 32;
+// Most inputs whose products of -128 with 127 a sum of 32 bits holds.
+constexpr int64_t kMostInt8Inputs = 131072;
 // Rows that a linear kernel takes at once: what it makes of them first stays in the second cache.
 constexpr int64_t kRowsAtOnce = 192;
 
@@ -112,6 +114,9 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void linear_float(const Linear<float>& call, void* scratch, int64_t part, int64_t parts);                           \
   void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts);                             \
   void linear_bf16(const Linear<bf16, float>& call, void* scratch, int64_t part, int64_t parts);                      \
+  void linear_int8(const Linear<float>& call, void* scratch, int64_t part, int64_t parts);                            \
+  void linear_int8(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts);                             \
+  void linear_int8(const Linear<bf16, float>& call, void* scratch, int64_t part, int64_t parts);                      \
   void linear_blocks(const Linear<float>& call, Blocks form, void* scratch, int64_t part, int64_t parts);             \
   void linear_blocks(const Linear<bf16>& call, Blocks form, void* scratch, int64_t part, int64_t parts);              \
   void linear_blocks(const Linear<bf16, float>& call, Blocks form, void* scratch, int64_t part, int64_t parts);       \

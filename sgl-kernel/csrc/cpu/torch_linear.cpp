@@ -122,14 +122,30 @@ void linear_blocks(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor o
   });
 }
 
+void linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor out) {
+  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte, "linear_int8: the packed weight is uint8");
+  STD_TORCH_CHECK(x.dim() == 2 && out.dim() == 2 &&
+                      weight.numel() == up_to(out.size(1), sgl::kPanel) * (8 + up_to(x.size(1), 4)),
+                  "linear_int8: the weight is not packed for x and out; use pack_int8");
+  STD_TORCH_CHECK(x.size(1) <= sgl::kMostInt8Inputs, "linear_int8: a sum holds ", sgl::kMostInt8Inputs,
+                  " inputs at most, and x has ", x.size(1));
+  if (x.size(0) * out.size(1) == 0) return;
+  dispatch(x, out, [&]<typename T, typename Out>() {
+    using Kernel = void (*)(const sgl::Linear<T, Out>&, void*, int64_t, int64_t);
+    run_shares(described<T, Out>(x, weight, bias, out), SGL_PICK(Kernel, linear_int8));
+  });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def("linear_packed(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out) -> ()");
   m.def("linear_blocks(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out, int form) -> ()");
+  m.def("linear_int8(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
   m.impl("linear_packed", TORCH_BOX(&linear_packed));
   m.impl("linear_blocks", TORCH_BOX(&linear_blocks));
+  m.impl("linear_int8", TORCH_BOX(&linear_int8));
 }

@@ -70,10 +70,11 @@ class Model(Namespace, ns=NS("model")):
     quantization: A[
         str | None,
         Arg(
-            help="gguf computes with the blocks of a GGUF file as they are (compiled kernels); without it "
-            "they are dequantized when they are loaded.",
-            served=("gguf",),
-            instead="leave the flag out, or take gguf for a GGUF file",
+            help="w8a8_int8 quantizes weights to int8 when they are loaded, and the inputs of each layer "
+            "when they are multiplied. gguf computes with the blocks of a GGUF file as they are (compiled "
+            "kernels); without it they are dequantized when they are loaded.",
+            served=("gguf", "w8a8_int8"),
+            instead="leave the flag out, take w8a8_int8, or take gguf for a GGUF file",
         ),
     ] = None
     quantization_param_path: A[str | None, Arg(help="File with scale factors of an fp8 KV cache.")] = None

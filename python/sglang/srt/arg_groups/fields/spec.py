@@ -51,9 +51,10 @@ class Spec(Namespace, ns=NS("spec")):
     speculative_draft_model_quantization: A[
         str | None,
         Arg(
-            help="Quantization of the draft's weights; default is what its files say.",
-            served=("gguf",),
-            instead="leave the flag out (a GGUF file says its own types)",
+            help="Quantization of the weights of a STANDALONE draft; default is --quantization. Other drafts "
+            "are computed in the type of the model.",
+            served=("gguf", "w8a8_int8"),
+            instead="leave the flag out",
         ),
     ] = None
     speculative_draft_kv_cache_dtype: A[

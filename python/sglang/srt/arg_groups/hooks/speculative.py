@@ -186,6 +186,11 @@ def _check_draft(view: ResolvingView, facts: AlgorithmFacts, target: ModelConfig
     load_format = view.speculative_draft_load_format or "auto"
     draft = DraftConfig.from_path(path, kind=facts.draft, target=target, load_format=load_format)
     check_attention_width(view, draft.model)
+    if view.speculative_draft_model_quantization == "w8a8_int8" and not is_model:
+        raise ValueError(
+            "--speculative-draft-model-quantization w8a8_int8 quantizes a whole model, and "
+            f"{facts.name} drafts with a head, which is computed in the type of the model; leave it out"
+        )
     if view.speculative_draft_model_quantization == "gguf" and draft.model.source != "gguf":
         raise ValueError(
             f"--speculative-draft-model-quantization gguf needs a GGUF file, and {draft.model.path} holds "

@@ -102,8 +102,10 @@ def bytes_to_read(parameters: Iterable[nn.Parameter], items: Iterable[WeightItem
     """Bytes of each item that this rank reads to fill these parameters; a part used twice is read once."""
     parts: dict[str, set[tuple[int, int, int]]] = {}
     for parameter in parameters:
-        for place in getattr(parameter, "places", ()):
-            parts.setdefault(place.name, set()).add((place.dim, place.share.start, place.share.length))
+        if not isinstance(parameter, LoadableParameter):
+            continue
+        for place in parameter.places:
+            parts.setdefault(place.name, set()).add(parameter.part_read(place))
     return {item.name: sum(item.part_nbytes(*part) for part in parts.get(item.name, ())) for item in items}
 
 
@@ -125,6 +127,10 @@ class LoadableParameter(nn.Parameter):
         parameter.on_filled = on_filled
         _assert_places_tile(parameter)
         return parameter
+
+    def part_read(self, place: Place) -> tuple[int, int, int]:
+        """(dimension, start, length) of the tensor that is read for a place."""
+        return place.dim, place.share.start, place.share.length
 
     def read_part(self, place: Place, item: WeightItem) -> bool:
         """Read the place's part of an item; False: the ledger reads it, and copies it in."""

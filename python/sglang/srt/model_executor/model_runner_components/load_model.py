@@ -15,6 +15,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.quantization.gguf import GGUFConfig
 from sglang.srt.layers.quantization.unquant import UnquantizedConfig
+from sglang.srt.layers.quantization.w8a8_int8 import W8A8Int8Config, has_int8_kernel
 from sglang.srt.model_loader.loader import load_model, open_checkpoint
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.models.registry import model_class
@@ -35,20 +36,32 @@ def published_dtype() -> torch.dtype:
     return _DTYPES[name]
 
 
-def build_model(model_config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> DecoderForCausalLM:
-    """The model with its weights loaded, ready for forwards."""
+def build_model(
+    model_config: ModelConfig, *, dtype: torch.dtype, device: torch.device, quantization: str | None = None
+) -> DecoderForCausalLM:
+    """The model with its weights loaded, ready for forwards; quantized as published unless told otherwise."""
+    quant = _quantization(quantization or get_model().quantization, model_config, dtype, device)
     checkpoint = open_checkpoint(model_config, get_model().load_format, dtype)
     with torch.device(device):
-        model = model_class(model_config.architecture)(
-            checkpoint.config, dtype=dtype, quant=_quantization(checkpoint.config)
-        )
+        model = model_class(model_config.architecture)(checkpoint.config, dtype=dtype, quant=quant)
     load_model(model, checkpoint, dtype=dtype, show_progress=_is_first_rank() and sys.stderr.isatty())
     return model.eval()
 
 
-def _quantization(config: ModelConfig) -> QuantizationConfig:
-    """How weights are computed with: a GGUF file's blocks as they are where that was asked for."""
-    if get_model().quantization != "gguf" or config.source != "gguf":
+def _quantization(
+    name: str | None, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> QuantizationConfig:
+    """How weights are computed with: in int8, or as the blocks of a GGUF file, where that was asked for."""
+    if name == "w8a8_int8":
+        if not has_int8_kernel(dtype, device):
+            logger.warning(
+                "--quantization w8a8_int8: torch computes %s, to the same numbers and slower than without "
+                "the flag, because only the compiled kernels are fast with int8 (float32 and bfloat16, on a "
+                "CPU); `make kernels` builds them",
+                config.path,
+            )
+        return W8A8Int8Config()
+    if name != "gguf" or config.source != "gguf":
         return UnquantizedConfig()
     if compiled_kernels() is None:
         logger.warning(

@@ -60,10 +60,11 @@ def _eagle(setup: DraftSetup, *, kind: DraftKind, owns_attention: bool) -> Eagle
 
 
 def _make_standalone(setup: DraftSetup) -> StandaloneDrafter:
-    config = _published_draft(setup, "standalone").model
+    config, spec = _published_draft(setup, "standalone").model, get_spec()
 
     def load(dtype: torch.dtype, device: torch.device) -> DecoderForCausalLM:
-        model = build_model(config, dtype=dtype, device=device)
+        quantization = spec.speculative_draft_model_quantization
+        model = build_model(config, dtype=dtype, device=device, quantization=quantization)
         # A draft of a padded head proposes what its target knows, and nothing else.
         model.limit_vocabulary(setup.target.vocab_size)
         return model

@@ -372,6 +372,11 @@ REFUSED = [
         {"draft_model_quantization": "gguf"},
         r"quantization gguf needs a GGUF file, and .*draft holds none",
     ),
+    (
+        "EAGLE3",
+        {"draft_model_quantization": "w8a8_int8"},
+        r"quantization w8a8_int8 quantizes a whole model, and EAGLE3 drafts with a head",
+    ),
 ]
 
 

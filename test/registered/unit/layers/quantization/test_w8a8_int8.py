@@ -214,6 +214,55 @@ def test_a_text_gives_the_same_bits_however_it_is_cut(tmp_path):
     assert torch.equal(parted, whole)
 
 
+def draft_kinds(driver):
+    return {
+        type(module.stored)
+        for module in driver.worker.drafter._draft.model.modules()
+        if hasattr(module, "stored")
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "of_target", "of_draft"),
+    [
+        ({"quantization": "w8a8_int8"}, True, True),
+        ({"speculative_draft_model_quantization": "w8a8_int8"}, False, True),
+        ({}, False, False),
+    ],
+)
+def test_a_whole_draft_follows_its_own_flag_and_without_one_the_targets(
+    tmp_path, fields, of_target, of_draft
+):
+    folder = write_tiny_model(tmp_path / "model", hidden_size=64)
+    draft = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(folder)}
+    shape = {"speculative_num_steps": 2, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 3}
+    with driven_worker(folder, **draft, **shape, **fields) as driver:
+        int8 = {Int8PanelWeight, Int8Weight}
+        assert bool(stored_of(driver) & int8) is of_target
+        assert bool(draft_kinds(driver) & int8) is of_draft
+
+
+@needs_kernels
+@pytest.mark.parametrize("topk", [1, 3])
+def test_a_draft_changes_no_answer(tmp_path, topk):
+    """A row of a round gives the bits of a decode step, in int8 as in float32."""
+    folder = write_tiny_model(tmp_path / "model", hidden_size=64)
+    other = write_tiny_model(tmp_path / "draft", hidden_size=64, seed=3)
+    common = {"quantization": "w8a8_int8", "attention_backend": "cpu"}
+    prompts = [list(range(5, 25)), [7, 9, 11], [40] * 6]
+    with driven_worker(folder, **common) as driver:
+        wanted = driver.generate([driver.add(ids) for ids in prompts], 24)
+    draft = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(other)}
+    shape = {
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": topk,
+        "speculative_num_draft_tokens": 4 if topk == 1 else 6,
+    }
+    with driven_worker(folder, **common, **draft, **shape) as driver:
+        found, _ = driver.speculate([driver.add(ids) for ids in prompts], 24)
+    assert [tokens[:24] for tokens in found] == wanted
+
+
 def test_the_rows_of_a_product_do_not_know_each_other():
     x, (numbers, scales) = random(30, 100), quantized_channels(random(20, 100, seed=1))
     out = linear_int8(x, numbers, scales, None)

@@ -17,9 +17,10 @@ from typing import Literal
 from sglang.srt.configs.architectures.config_values import ConfigValues
 from sglang.srt.configs.architectures.decoder import DecoderShape, read_decoder
 from sglang.srt.configs.json_file import read_json_object
-from sglang.srt.configs.model_config import ModelConfig, refuse_quantized
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.model_path import resolve_model_path
 from sglang.srt.configs.safetensors_header import TensorEntry, checkpoint_entries
+from sglang.srt.configs.stored_int8 import refuse_quantized
 from sglang.srt.environ import envs
 
 DraftKind = Literal["eagle", "eagle3", "standalone"]

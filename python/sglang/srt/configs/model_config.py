@@ -19,6 +19,7 @@ from sglang.srt.configs.gguf.config import config_from_gguf
 from sglang.srt.configs.gguf.parts import open_gguf
 from sglang.srt.configs.json_file import read_json_object
 from sglang.srt.configs.model_path import gguf_in_folder, resolve_model_path
+from sglang.srt.configs.stored_int8 import is_stored_int8
 from sglang.srt.configs.utf8 import check_utf8
 from sglang.srt.environ import envs
 
@@ -33,7 +34,8 @@ class ModelConfig(DecoderShape):
     """Everything that other parts need to know about a model before its weights are read.
 
     `checkpoint_dtype` is torch's name of the stored type, or a GGUF type name such as "Q4_1" for a quantised
-    file.
+    file. `stored_int8`: the checkpoint holds its linear weights in int8, with a scale an output, and is
+    computed so; its head, which such checkpoints leave out, is not.
     """
 
     architecture: str
@@ -43,6 +45,7 @@ class ModelConfig(DecoderShape):
     end_sources: dict[int, str]  # which ids end a text -> the file that says so
     pad_token_id: int | None
     checkpoint_dtype: str
+    stored_int8: bool
     source: str  # "gguf" or "hf"
     path: pathlib.Path
     generation_defaults: dict[str, object]
@@ -79,7 +82,7 @@ class ModelConfig(DecoderShape):
             source, where = "hf", str(resolved / "config.json")
         config = merge_override(config, override_json)
         architecture = _architecture(config, where)
-        refuse_quantized(config, where)
+        stored_int8 = is_stored_int8(config, where)
         shape = architecture.read(ConfigValues(config, where))
         tokens = _TokenReader(generation, config, shape.vocab_size, where)
         return cls(
@@ -91,18 +94,10 @@ class ModelConfig(DecoderShape):
             pad_token_id=tokens.one("pad_token_id"),
             context_len=_context_len(shape.max_position_embeddings, context_length, where),
             checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            stored_int8=stored_int8,
             source=source,
             path=resolved,
             generation_defaults=_generation_defaults(generation),
-        )
-
-
-def refuse_quantized(config: Mapping[str, object], where: str) -> None:
-    """ValueError where the checkpoint of this config stores its weights quantised."""
-    if config.get("quantization_config"):
-        raise ValueError(
-            f"{where}: quantization_config is set, and quantised Hugging Face checkpoints are not served "
-            f"yet; use the unquantised checkpoint or a GGUF file"
         )
 
 

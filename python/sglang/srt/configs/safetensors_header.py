@@ -18,6 +18,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Bytes of a value in the types that weights are read from.
 WEIGHT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# Whole numbers that are a weight together with a tensor of scales: name.weight and name.weight_scale.
+INT8, SCALE_SUFFIX = "I8", "_scale"
 _LARGEST_HEADER = 100 << 20
 
 

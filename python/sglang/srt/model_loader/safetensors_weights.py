@@ -16,12 +16,14 @@ from safetensors import SafetensorError, safe_open
 
 from sglang.srt.configs.safetensors_header import (
     INDEX_FILE,
+    INT8,
     SINGLE_FILE,
     WEIGHT_TYPES,
     TensorEntry,
     checkpoint_entries,
 )
 from sglang.srt.layers.weights.parameter import WeightItem
+from sglang.srt.model_loader.int8_tensors import with_scales
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ def safetensors_weights(folder: pathlib.Path) -> list[WeightItem]:
             items.append(
                 WeightItem(name=name, file=str(file), shape=entry.shape, load=load, nbytes=entry.nbytes)
             )
-    return items
+    numbers = {name for rows in files.values() for name, entry in rows.items() if entry.dtype == INT8}
+    return with_scales(items, numbers)
 
 
 def _open(file: pathlib.Path) -> Any:
@@ -58,7 +61,8 @@ def _open(file: pathlib.Path) -> Any:
 
 
 def _check_type(file: pathlib.Path, name: str, entry: TensorEntry) -> None:
-    if entry.dtype not in WEIGHT_TYPES and name.removeprefix("model.") not in _TOKEN_MAPS:
+    is_int8 = entry.dtype == INT8 and name.endswith(".weight")
+    if entry.dtype not in WEIGHT_TYPES and not is_int8 and name.removeprefix("model.") not in _TOKEN_MAPS:
         raise ValueError(
             f"{file}: tensor {name!r} is stored as {entry.dtype}, which is not read; known: "
             f"{', '.join(WEIGHT_TYPES)}"

@@ -1,8 +1,8 @@
 """Owns the linear method of int8 weights with int8 inputs: `--quantization w8a8_int8`.
 
 Weights of any checkpoint are quantized while they are read, in parts of a tensor: to -127 .. 127, with one
-scale an output. Each row of x is quantized when it is multiplied. Without the compiled kernels torch computes
-the same numbers.
+scale an output; those of a checkpoint that stores them so are taken as they are. Each row of x is quantized
+when it is multiplied. Without the compiled kernels torch computes the same numbers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sglang.srt.layers.quantization.base_config import (
     QuantizationConfig,
     StoredWeight,
 )
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.weights.parameter import LoadableParameter, Place, WeightItem
 
 #: Values of a tensor that are read and quantized at once.
@@ -107,15 +108,14 @@ class Int8Parameter(LoadableParameter):
         if not self.scales.numel():
             self.numbers = torch.zeros(self.shape, dtype=torch.int8, device=self.device)
             self.scales = torch.zeros(self.shape[0], device=self.device)
-        dim, first, length = self.part_read(place)
+        _, first, length = self.part_read(place)
         if length == 0:
             return True
         to, columns = (place.start, slice(None)) if place.dim == 0 else (0, _columns(place))
         step = max(1, _CHUNK_VALUES // max(item.shape[1], 1))
         for begin in range(0, length, step):
             count = min(step, length - begin)
-            weight = item.load(torch.float32, dim, first + begin, count)
-            numbers, scales = quantized_channels(weight)
+            numbers, scales = _read(item, first + begin, count)
             if not bool(scales.isfinite().all()):
                 row = first + begin + int((~scales.isfinite()).nonzero()[0])
                 raise ValueError(
@@ -127,6 +127,13 @@ class Int8Parameter(LoadableParameter):
             self.numbers[rows, : numbers.shape[1]] = numbers
             self.scales[rows] = scales
         return True
+
+
+def _read(item: WeightItem, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some outputs of a tensor, all of their inputs: as the file has them, or quantized."""
+    if item.load_int8 is not None:
+        return item.load_int8(first, count)
+    return quantized_channels(item.load(torch.float32, 0, first, count))
 
 
 def _columns(place: Place) -> slice:
@@ -163,7 +170,12 @@ def _stored(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> 
 
 
 class W8A8Int8Config(QuantizationConfig):
-    """Every linear layer and the head in int8; the embedding and the norms stay as they are."""
+    """Every linear layer in int8, and the head unless told otherwise; embedding and norms are not."""
 
-    def linear_method(self, prefix: str) -> W8A8Int8LinearMethod:
+    def __init__(self, *, with_head: bool = True) -> None:
+        self.with_head = with_head
+
+    def linear_method(self, prefix: str) -> LinearMethod:
+        if prefix == "lm_head" and not self.with_head:
+            return UnquantizedLinearMethod()
         return W8A8Int8LinearMethod()

@@ -32,6 +32,12 @@ class LoadBlocks(Protocol):
     def __call__(self, dim: int, start: int, length: int, /) -> BlockPart: ...
 
 
+class LoadInt8(Protocol):
+    """Reads `length` outputs from `start` on as int8 numbers [length, in] and float32 scales [length]."""
+
+    def __call__(self, start: int, length: int, /) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class WeightItem:
     """One tensor of a checkpoint, not read yet.
@@ -39,7 +45,8 @@ class WeightItem:
     `name` is the Hugging Face name whatever the file format is, `file` is what an error names, and
     `load(dtype, dim, start, length)` reads only that part. `nbytes` is the size of the whole tensor in the
     file; `block` values of the last dimension are packed together and can only be read together.
-    `load_blocks` is there where the file holds whole numbers with a scale for 32 of them each.
+    `load_blocks` is there where the file holds whole numbers with a scale for 32 of them each, `load_int8`
+    where it holds them with a scale an output.
     """
 
     name: str
@@ -49,6 +56,7 @@ class WeightItem:
     nbytes: int
     block: int = 1
     load_blocks: LoadBlocks | None = None
+    load_int8: LoadInt8 | None = None
 
     def part_nbytes(self, dim: int, start: int, length: int) -> int:
         """Bytes of the file that reading a part takes: whole blocks."""

@@ -52,15 +52,15 @@ def _quantization(
     name: str | None, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> QuantizationConfig:
     """How weights are computed with: in int8, or as the blocks of a GGUF file, where that was asked for."""
-    if name == "w8a8_int8":
+    if name == "w8a8_int8" or config.stored_int8:
         if not has_int8_kernel(dtype, device):
             logger.warning(
-                "--quantization w8a8_int8: torch computes %s, to the same numbers and slower than without "
+                "w8a8_int8: torch computes %s, to the same numbers and slower than without "
                 "the flag, because only the compiled kernels are fast with int8 (float32 and bfloat16, on a "
                 "CPU); `make kernels` builds them",
                 config.path,
             )
-        return W8A8Int8Config()
+        return W8A8Int8Config(with_head=not config.stored_int8)
     if name != "gguf" or config.source != "gguf":
         return UnquantizedConfig()
     if compiled_kernels() is None:

@@ -169,7 +169,7 @@ def arguments(**changed):
         ({"x": draw(2, 9)}, "use pack_int8"),
         ({"out": torch.empty(2, 65)}, "use pack_int8"),
         ({"out": torch.empty(3, 40)}, "out has 3 rows, and x has 2"),
-        ({"out": torch.empty(2, 40).bfloat16()}, "out has another dtype"),
+        ({"out": torch.empty(2, 40).bfloat16()}, "out has the dtype of x"),
         ({"packed": pack_int8(*weight_of(40, 8)).view(torch.int8)}, "packed weight is uint8"),
         ({"bias": torch.ones(39)}, r"bias is \[outputs\]"),
         ({"x": draw(8, 2).t()}, "side by side"),

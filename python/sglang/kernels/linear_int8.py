@@ -35,11 +35,15 @@ def quantized_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def linear_int8(
-    x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor,
+    numbers: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [rows, in] times a weight of numbers int8 [out, in] and scales float32 [out], plus bias: [rows, out].
 
-    A value is `float32(sum) * (scale of the row * scale of the output) + bias` in float32, then in x's type.
+    A value is `float32(sum) * (scale of the row * scale of the output) + bias` in float32, then in `dtype`, or x's type.
     """
     rows, row_scales = quantized_rows(x)
     sums = torch.zeros(len(rows), len(numbers), dtype=torch.float64, device=x.device)
@@ -47,4 +51,4 @@ def linear_int8(
         part = slice(first, first + _EXACT_INPUTS)
         sums += F.linear(rows[:, part], numbers[:, part].float())
     out = sums.float() * (row_scales * scales)
-    return (out if bias is None else out + bias.float()).to(x.dtype)
+    return (out if bias is None else out + bias.float()).to(dtype or x.dtype)

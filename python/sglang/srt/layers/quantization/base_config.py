@@ -23,7 +23,7 @@ class StoredWeight(ABC):
         """x [rows, in] times the weight, plus bias: [rows, out] in the type of x."""
 
     def scores(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, in] times the weight: [rows, out] in float32, rounded to a shorter type only if need be."""
+        """x [rows, in] times the weight: float32 [rows, out], rounded to a shorter type only if need be."""
         return self.apply(x, None).float()
 
     @abstractmethod

@@ -43,6 +43,9 @@ class Int8Weight(StoredWeight):
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return linear_int8(x, self.numbers, self.scales, bias)
 
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        return linear_int8(x, self.numbers, self.scales, None, torch.float32)
+
     def unpack(self) -> torch.Tensor:
         return self.numbers * self.scales[:, None]
 
@@ -60,6 +63,11 @@ class Int8PanelWeight(StoredWeight):
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = x.new_empty(x.shape[0], self.outputs)
         self.kernels.linear_int8(x, self.panels, bias, out)
+        return out
+
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.outputs, dtype=torch.float32)
+        self.kernels.linear_int8(x, self.panels, None, out)
         return out
 
     def unpack(self) -> torch.Tensor:

@@ -43,7 +43,8 @@ def linear_int8(
 ) -> torch.Tensor:
     """x [rows, in] times a weight of numbers int8 [out, in] and scales float32 [out], plus bias: [rows, out].
 
-    A value is `float32(sum) * (scale of the row * scale of the output) + bias` in float32, then in `dtype`, or x's type.
+    A value is `float32(sum) * (scale of the row * scale of the output) + bias` in float32, then in `dtype`,
+    or in x's type.
     """
     rows, row_scales = quantized_rows(x)
     sums = torch.zeros(len(rows), len(numbers), dtype=torch.float64, device=x.device)

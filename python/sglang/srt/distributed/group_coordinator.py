@@ -34,7 +34,7 @@ class GroupCoordinator:
     `ranks` lists world ranks in group order; `src` and `dst` are ranks in the group. `device_group` runs on
     the accelerator's backend, `cpu_group` is always gloo; with backend gloo they are the same. Tensors are
     sent by the device that they are on; objects and barriers use `cpu_group`. `calls` counts collectives that
-    really ran, by the name of the method.
+    really ran, by the name of the method; those that a recorded graph repeats are not in it.
     """
 
     world_size: int
@@ -75,7 +75,7 @@ class GroupCoordinator:
         self._borrowed: list[Communicator] = []
         # Every rank of the world takes part in making every group, also of those that it is no member of.
         try:
-            with self._translated_errors("building the group"):
+            with self.translated_errors("building the group"):
                 for ranks in group_ranks:
                     if len(ranks) > 1:
                         self._borrow(ranks, backend)
@@ -285,13 +285,14 @@ class GroupCoordinator:
             )
         self._communicator.claim(self)
         self.calls[operation] += 1
-        with self._translated_errors(operation, timeout_s, reason):
+        with self.translated_errors(operation, timeout_s, reason):
             yield
 
     @contextmanager
-    def _translated_errors(
+    def translated_errors(
         self, operation: str, timeout_s: float | None = None, reason: Callable[[], str] | None = None
     ) -> Iterator[None]:
+        """Turn what the transport raises in the block into a `CollectiveError` of this group."""
         try:
             yield
         except RuntimeError as error:

@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang.kernels.compiled import compiled_kernels
+from sglang.srt.distributed.group_coordinator import GroupCoordinator
 from sglang.srt.model_executor.runner_backend.base import GraphBackend, Outputs, ShapeKey
 from sglang.srt.model_executor.runner_utils.arena import Arena
 from sglang.srt.model_executor.runner_utils.pool import get_or_create_global_graph_memory_pool
@@ -45,6 +46,18 @@ class CpuGraph:
     def play(self) -> None:
         for part in self.parts:
             part.play()
+
+
+@dataclass(frozen=True)
+class RecordedExchange:
+    """An exchange between the ranks that recorded together; a peer that is gone is told as eagerly."""
+
+    step: RecordedStep
+    group: GroupCoordinator
+
+    def play(self) -> None:
+        with self.group.translated_errors(operation_name(self.step.operation)):
+            self.step.play()
 
 
 class _ArenaDevice:
@@ -81,7 +94,7 @@ class CpuGraphBackend(GraphBackend):
 
     def capture(self, key: ShapeKey, fn: Callable[[], Outputs]) -> None:
         graph = CpuGraph()
-        recorder = _Recorder(graph, self._kernels.record.CallList, self.arena)
+        recorder = _Recorder(graph, self._kernels.record.CallList, self.arena, self.tp_group)
         with recorder, RefuseHostReads():
             graph.outputs = dict(fn())
         self.graphs[key] = graph
@@ -98,7 +111,7 @@ class CpuGraphBackend(GraphBackend):
     def drop(self) -> None:
         for graph in self.graphs.values():
             for part in graph.parts:
-                if not isinstance(part, RecordedStep):
+                if not isinstance(part, RecordedStep | RecordedExchange):
                     part.drop()
         self.graphs.clear()
 
@@ -106,10 +119,13 @@ class CpuGraphBackend(GraphBackend):
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch says no types here
     """Writes down every operation but views, which share the memory of what they look at."""
 
-    def __init__(self, graph: CpuGraph, make_list: Callable[[], Any], arena: Arena) -> None:
+    def __init__(
+        self, graph: CpuGraph, make_list: Callable[[], Any], arena: Arena, group: GroupCoordinator | None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._graph, self._make_list, self._arena = graph, make_list, arena
+        self._graph, self._make_list, self._arena, self._group = graph, make_list, arena, group
         self._open_list = ExitStack()  # the kernel list that is being recorded
+        self._is_recording = False
 
     def __exit__(self, *error: Any) -> None:
         self._close_list()
@@ -128,16 +144,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sa
         made = made_by(args, kwargs, result)
         if writes_arguments(func) or made:
             self._close_list()
-            self._graph.parts.append(RecordedStep(func, args, kwargs, made))
+            step = RecordedStep(func, args, kwargs, made)
+            is_exchange = func.namespace == "c10d" and self._group is not None
+            self._graph.parts.append(RecordedExchange(step, self._group) if is_exchange else step)
             self._graph.from_python[operation_name(func)] += 1
         return result
 
     def _record_kernel(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if not self._graph.parts or isinstance(self._graph.parts[-1], RecordedStep):
+        if not self._is_recording:
             calls = self._make_list()
             self._open_list.enter_context(calls.recording())
+            self._is_recording = True
             self._graph.parts.append(calls)
         return func(*args, **kwargs)
 
     def _close_list(self) -> None:
         self._open_list.close()
+        self._is_recording = False

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sglang.srt.model_executor.runner_backend.base import ShapeKey
-from sglang.test.fakes.graph_tape import HostReadError, TapeBackend, TapePool
+from sglang.srt.model_executor.runner_utils.recorded_step import HostReadError
+from sglang.test.fakes.graph_tape import TapeBackend, TapePool
 from sglang.test.test_utils import published_topology
 
 KEY = ShapeKey(1)

@@ -81,6 +81,20 @@ struct PagedAttention {
   float scale;
 };
 
+// Kinds of numbers that pieces of tensors are reduced in; `bytes` is anything else, which is only moved.
+enum class Number : uint32_t { bytes, boolean, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 };
+enum class Reduce : uint32_t { sum, max, min };
+
+// out[i] = the sum, maximum or minimum over the pieces at i, taken in the order of the pieces. Half precision is summed in float
+// and rounded once. `out` may be one of the pieces.
+struct Reduction {
+  const void* const* pieces;
+  void* out;
+  int64_t num_pieces, count;
+  Number number;
+  Reduce op;
+};
+
 // Floats from the scores of one query to those of the next, with room for a register behind the last key.
 constexpr int64_t score_stride(int64_t keys) { return (keys + 16 + 15) / 16 * 16; }
 
@@ -126,6 +140,7 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void rotate_heads(const RotateHeads<bf16>& call, int64_t begin, int64_t end);                                       \
   void silu_and_mul(const SiluAndMul<float>& call, int64_t begin, int64_t end);                                       \
   void silu_and_mul(const SiluAndMul<bf16>& call, int64_t begin, int64_t end);                                        \
+  void reduce_pieces(const Reduction& call);                                                                          \
   }
 
 SGL_DECLARE_KERNELS(base)

@@ -15,10 +15,12 @@ from typing import Protocol
 import torch
 import torch.distributed
 
+from sglang.srt.distributed.device_communicators.cpu_shm import CpuShm
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
 from sglang.srt.distributed.marked_barrier import MarkedBarrier
 from sglang.srt.distributed.object_channel import ObjectChannel
+from sglang.srt.distributed.shared_memory import cpu_transport
 
 __all__ = ["Communicator", "borrow", "forget_all", "give_back"]
 
@@ -56,7 +58,8 @@ class Communicator:
             return
         self.cpu_group, self.device_group = cpu_group, device_group
         rank_in_group = list(ranks).index(rank)
-        self.on_cpu = GlooExchange(cpu_group, rank_in_group, width)
+        gloo = GlooExchange(cpu_group, rank_in_group, width)
+        self.on_cpu = cpu_transport(gloo, rank_in_group, ranks, timeout_s)
         self.on_device = TorchDist(device_group, rank_in_group, width)
         self.objects = ObjectChannel(self.on_cpu, rank_in_group, width)
         self.barrier = MarkedBarrier(cpu_group, ranks, rank)
@@ -89,6 +92,12 @@ class Communicator:
                     )
             self._used_for[thread] = group
 
+    def close(self) -> None:
+        """Leave the memory that the ranks share, where they do. torch's groups are not touched."""
+        on_cpu = vars(self).get("on_cpu")  # not there on a rank outside the list
+        if isinstance(on_cpu, CpuShm):
+            on_cpu.close()
+
     def forget(self, group: Named) -> None:
         """The group is given back, so no thread uses it any more."""
         with self._lock:
@@ -115,6 +124,7 @@ def give_back(communicator: Communicator) -> None:
     communicator.users -= 1
     if communicator.users:
         return
+    communicator.close()
     for key in [key for key, one in _OPEN.items() if one is communicator]:
         del _OPEN[key]
         for group in {communicator.cpu_group, communicator.device_group} - {None}:
@@ -124,4 +134,6 @@ def give_back(communicator: Communicator) -> None:
 
 def forget_all() -> None:
     """Called when the world is destroyed: its communicators are of no use in the next one."""
+    for communicator in _OPEN.values():
+        communicator.close()
     _OPEN.clear()

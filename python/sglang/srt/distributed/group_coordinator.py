@@ -18,6 +18,7 @@ import torch.distributed
 from sglang.srt.constants import DIST_TIMEOUT_S
 from sglang.srt.distributed import communicators, frames
 from sglang.srt.distributed.communicators import Communicator
+from sglang.srt.distributed.device_communicators.cpu_shm import CpuShm
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
 from sglang.srt.distributed.errors import CollectiveError
@@ -265,7 +266,7 @@ class GroupCoordinator:
         with self._collective("barrier", limit, lambda: self._communicator.barrier.missing()):
             self._communicator.barrier.wait(limit)
 
-    def _transport_for(self, tensor: torch.Tensor) -> GlooExchange | TorchDist:
+    def _transport_for(self, tensor: torch.Tensor) -> CpuShm | GlooExchange | TorchDist:
         return self._communicator.on_cpu if tensor.device.type == "cpu" else self._communicator.on_device
 
     def _empty_tensor(self, shape: list[int], dtype: torch.dtype, on_cpu: bool) -> torch.Tensor:

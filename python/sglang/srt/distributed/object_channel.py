@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sglang.srt.distributed import frames
+from sglang.srt.distributed.device_communicators.cpu_shm import CpuShm
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 
 __all__ = ["ObjectChannel"]
@@ -19,7 +20,7 @@ __all__ = ["ObjectChannel"]
 class ObjectChannel:
     """Objects over the control communicator. Ranks are ranks in the group."""
 
-    def __init__(self, transport: GlooExchange, rank: int, world_size: int) -> None:
+    def __init__(self, transport: CpuShm | GlooExchange, rank: int, world_size: int) -> None:
         self._transport = transport
         self._rank = rank
         self._world_size = world_size

@@ -26,6 +26,7 @@ import torch.distributed
 
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 from sglang.srt.distributed.shared_memory import cpu_transport
+from sglang.srt.environ import envs
 
 TIMEOUT_S = 60.0
 DTYPES = (torch.bfloat16, torch.float32)
@@ -50,7 +51,9 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     yield Case("all_gather | 16 | float32", lambda on: on.all_gather(own, sizes))
     yield Case("reduce_scatter | 16 | float32", lambda on: on.reduce_scatter(all_rows, sizes, "sum"))
     frame = torch.zeros(4096, dtype=torch.uint8)
-    yield Case("broadcast of 4 KiB, answered | 1 | uint8", lambda on: [on.broadcast(frame, r) for r in (0, 1)])
+    yield Case(
+        "broadcast of 4 KiB, answered | 1 | uint8", lambda on: [on.broadcast(frame, r) for r in (0, 1)]
+    )
 
 
 def microseconds(case: Case, transport: GlooExchange, calls: int) -> float:
@@ -64,7 +67,7 @@ def microseconds(case: Case, transport: GlooExchange, calls: int) -> float:
 
 def run_rank(rank: int, folder: Path, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    envs.GLOO_SOCKET_IFNAME.set("lo")
     store = torch.distributed.FileStore(str(folder / "store"), options.ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
     group = torch.distributed.group.WORLD
@@ -90,11 +93,19 @@ def measure(cores: list[int], options: argparse.Namespace) -> dict[str, tuple[fl
         for rank in range(options.ranks):
             arguments = [sys.executable, *sys.argv, "--run-rank", str(rank), folder]
             core = {cores[rank % len(cores)]}
-            ranks.append(subprocess.Popen(arguments, preexec_fn=lambda core=core: os.sched_setaffinity(0, core)))
-        if any([rank.wait() for rank in ranks]):
+            ranks.append(
+                subprocess.Popen(arguments, preexec_fn=lambda core=core: os.sched_setaffinity(0, core))
+            )
+        for rank in ranks:
+            rank.wait()
+        if any(rank.returncode for rank in ranks):
             raise SystemExit("a rank failed")
-        found = [json.loads(Path(folder, f"found.{rank}").read_text("utf-8")) for rank in range(options.ranks)]
-    return {name: (max(one[name][0] for one in found), max(one[name][1] for one in found)) for name in found[0]}
+        found = [
+            json.loads(Path(folder, f"found.{rank}").read_text("utf-8")) for rank in range(options.ranks)
+        ]
+    return {
+        name: (max(one[name][0] for one in found), max(one[name][1] for one in found)) for name in found[0]
+    }
 
 
 def main() -> None:
@@ -109,7 +120,8 @@ def main() -> None:
     if min(*options.rows, options.width, options.calls, options.rounds, options.ranks - 1) < 1:
         parser.error("rows, width, calls and rounds are at least 1, ranks at least 2")
     if options.run_rank:
-        return run_rank(int(options.run_rank[0]), Path(options.run_rank[1]), options)
+        run_rank(int(options.run_rank[0]), Path(options.run_rank[1]), options)
+        return
     cores = sorted(os.sched_getaffinity(0))
     print("| ranks on | collective | rows | dtype | shared memory us | gloo us | gloo / shared |")
     print("|---|---|---|---|---|---|---|")

@@ -79,7 +79,7 @@ class _Attempt:
         return reason
 
     def end(self) -> None:
-        """Give back what is not needed: a mapped segment needs no descriptor, and ends with the last mapping."""
+        """Give back what is not needed: a mapped segment needs no descriptor and ends with its mappings."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         if self.shared is not None and not self._agreed:
@@ -89,7 +89,11 @@ class _Attempt:
         found: dict[str, Any] = {"host": "", "obstacle": "", "pid": os.getpid()}
         if self.kernels is None:
             return found | {"obstacle": "it does not use the compiled kernels"}
-        shm = self.kernels.shm
+        shm = getattr(self.kernels, "shm", None)
+        if shm is None:
+            return found | {
+                "obstacle": "its sgl_kernel is older than shared memory; `make kernels` builds it"
+            }
         if len(self._world_ranks) > shm.MOST_RANKS:
             return found | {"obstacle": f"a group of more than {shm.MOST_RANKS} ranks"}
         try:
@@ -118,7 +122,7 @@ class _Attempt:
 
 
 def _host() -> str:
-    """Equal for two processes exactly where they run under one kernel and see each other's process numbers."""
+    """Equal for two processes where they run under one kernel and see each other's process numbers."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 

@@ -189,9 +189,12 @@ def build_beside_a_late_rank(rank: int, folder: str, waits: bool) -> None:
         return made
 
     ready = communicators.MarkedBarrier.wait if waits else lambda barrier, timeout_s: None
+    # Finding out about shared memory is an exchange, too, so the fault is to do without both.
+    transport = communicators.cpu_transport if waits else lambda gloo, *_: gloo
     with (
         patch.object(torch.distributed, "new_group", late if rank == 1 else make),
         patch.object(communicators.MarkedBarrier, "wait", ready),
+        patch.object(communicators, "cpu_transport", transport),
     ):
         # Of another limit than the world, whose communicator it would share.
         group = parallel_state.GroupCoordinator([[0, 1]], rank, "gloo", group_name="tp", timeout_s=170.0)

@@ -155,6 +155,7 @@ def test_the_limit_of_a_group_reaches_its_communicator() -> None:
         patch("torch.distributed.get_rank", return_value=2),
         patch("torch.distributed.new_group", side_effect=new_group),
         patch.object(communicators.MarkedBarrier, "wait"),
+        patch.object(communicators, "cpu_transport"),
     ):
         on_cpu = GroupCoordinator([[0, 1], [2, 3]], 0, "gloo", group_name="tp", timeout_s=9)
         assert made == [{"ranks": r, "seconds": 9.0, "backend": "gloo"} for r in ([0, 1], [2, 3])]
@@ -187,6 +188,7 @@ def pretended_groups() -> Iterator[list[Any]]:
         patch("torch.distributed.is_initialized", return_value=True),
         patch("torch.distributed.new_group", side_effect=new_group),
         patch.object(communicators.MarkedBarrier, "wait"),
+        patch.object(communicators, "cpu_transport"),
         patch("torch.distributed.destroy_process_group", side_effect=destroy),
     ):
         yield standing

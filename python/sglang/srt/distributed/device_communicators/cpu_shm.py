@@ -1,8 +1,8 @@
-"""Owns the tensor collectives of CPU groups whose ranks share a host: over memory that all of them have mapped.
+"""Owns the tensor collectives of CPU groups whose ranks share a host: over memory that all have mapped.
 
 Read by `GroupCoordinator`. Gives the bits of `GlooExchange`: pieces are reduced in rank order. What two ranks
-send each other, all-to-all and reductions of odd dtypes still go over gloo. Must not decide whether memory is shared:
-`shared_memory` does, with all ranks.
+send each other, all-to-all and reductions of odd dtypes still go over gloo. Must not decide whether memory is
+shared: `shared_memory` does, with all ranks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ class CpuShm:
         self._shared.close()
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        """Works in place where the tensor is contiguous."""
         if tensor.dtype not in self._reduced_dtypes:
             return self._gloo.all_reduce(tensor, op)
         tensor = tensor.contiguous()
-        self._shared.all_reduce(tensor, op)
-        return tensor
+        reduced: torch.Tensor = self._shared.all_reduce(tensor, torch.empty_like(tensor), op)
+        return reduced
 
     def all_gather(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         gathered: torch.Tensor = self._shared.all_gather(rows.contiguous(), sizes)

@@ -25,7 +25,8 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<int64_t>
 constexpr int64_t kPage = 4096;
 // A rank waits in three ways: about a microsecond in a loop, then giving its core to whoever wants it, then asleep until it is
 // woken. Measured on two cores, a waking costs 30 to 50 microseconds, which the second way saves where a peer is only a little
-// late; on one core a longer first way is only time that the peer does not get (2,000 rounds: 67 instead of 10 microseconds a call).
+// late; on one core a longer first way is only time that the peer does not get (with 2,000 spins a call took 67 microseconds there
+// instead of 10).
 constexpr int kSpins = 40;
 constexpr int kYields = 200;
 // How often a sleeping rank looks whether the process that it waits for is still there.

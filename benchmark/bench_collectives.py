@@ -45,7 +45,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         for rows in options.rows:
             tensor = torch.ones(rows, options.width).to(dtype)
             name = f"all_reduce | {rows} | {str(dtype).removeprefix('torch.')}"
-            yield Case(name, lambda on, tensor=tensor: on.all_reduce(tensor, "max"))
+            yield Case(name, lambda on, tensor=tensor: on.all_reduce(tensor, "sum"))
     sizes = [16] * options.ranks
     own, all_rows = torch.ones(16, options.width), torch.ones(16 * options.ranks, options.width)
     yield Case("all_gather | 16 | float32", lambda on: on.all_gather(own, sizes))
@@ -84,6 +84,8 @@ def run_rank(rank: int, folder: Path, options: argparse.Namespace) -> None:
                 into.append(microseconds(case, transport, options.calls))
         found[case.name] = (statistics.median(times[0]), statistics.median(times[1]))
     (folder / f"found.{rank}").write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def measure(cores: list[int], options: argparse.Namespace) -> dict[str, tuple[float, float]]:

@@ -121,7 +121,8 @@ kernel-tests:
 # What has a compiled form, once more without it: the other lanes run with the kernels.
 torch-tests:
 	SGLANG_USE_CPU_KERNELS=0 $(QUIET_THREADS) $(PY) -P -m pytest -q -p no:cacheprovider \
-	  test/registered/unit/layers test/registered/unit/models test/registered/unit/model_executor
+	  test/registered/unit/layers test/registered/unit/models test/registered/unit/model_executor \
+	  test/registered/multi_rank/distributed
 
 test: setup $(STAMPS)/dev $(STAMPS)/kernel installed
 	@$(MAKE) --no-print-directory lint-checks

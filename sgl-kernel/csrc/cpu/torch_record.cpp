@@ -52,6 +52,8 @@ Kept find(int64_t number, const char* name) {
   return found->second;
 }
 
+int64_t record_count() { return open_list == nullptr ? 0 : static_cast<int64_t>(open_list->size()); }
+
 void record_play(int64_t number) {
   STD_TORCH_CHECK(open_list == nullptr, "record_play: a list cannot be recorded into another");
   const Kept calls = find(number, "record_play");
@@ -71,6 +73,7 @@ void record_drop(int64_t number) {
 STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def("record_begin() -> ()");
   m.def("record_end() -> int");
+  m.def("record_count() -> int");
   m.def("record_play(int number) -> ()");
   m.def("record_size(int number) -> int");
   m.def("record_drop(int number) -> ()");
@@ -79,6 +82,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
   m.impl("record_begin", TORCH_BOX(&record_begin));
   m.impl("record_end", TORCH_BOX(&record_end));
+  m.impl("record_count", TORCH_BOX(&record_count));
   m.impl("record_play", TORCH_BOX(&record_play));
   m.impl("record_size", TORCH_BOX(&record_size));
   m.impl("record_drop", TORCH_BOX(&record_drop));

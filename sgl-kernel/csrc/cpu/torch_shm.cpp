@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "record.h"
 #include "shm.h"
 
 namespace {
@@ -90,28 +91,36 @@ void shm_all_reduce(int64_t group, Tensor input, Tensor out, int64_t op) {
   STD_TORCH_CHECK(input.scalar_type() == out.scalar_type() && input.numel() == out.numel(),
                   "shm_all_reduce: out has the dtype and the size of input");
   const Number number = number_of(input);
-  sgl::shm_all_reduce({group_of(group), input.const_data_ptr(), out.mutable_data_ptr(), input.numel(), number,
-                       reduce_of(op, number, "shm_all_reduce")});
+  const sgl::ShmAllReduce call{group_of(group),  input.const_data_ptr(), out.mutable_data_ptr(),
+                               input.numel(), number,                 reduce_of(op, number, "shm_all_reduce")};
+  sgl::submit([=] { sgl::shm_all_reduce(call); });
 }
 
 void shm_all_gather(int64_t group, Tensor input, std::vector<int64_t> sizes, Tensor out) {
-  const std::vector<int64_t> counts = counts_of(group, out, input, sizes, "shm_all_gather");
-  sgl::shm_all_gather({group_of(group), input.const_data_ptr(), out.mutable_data_ptr(), counts.data(),
-                       static_cast<int64_t>(input.element_size()), number_of(input)});
+  sgl::ShmAllGather call{group_of(group), input.const_data_ptr(), out.mutable_data_ptr(), nullptr,
+                         static_cast<int64_t>(input.element_size()), number_of(input)};
+  sgl::submit([call, counts = counts_of(group, out, input, sizes, "shm_all_gather")]() mutable {
+    call.counts = counts.data();
+    sgl::shm_all_gather(call);
+  });
 }
 
 void shm_reduce_scatter(int64_t group, Tensor input, std::vector<int64_t> sizes, Tensor out, int64_t op) {
-  const std::vector<int64_t> counts = counts_of(group, input, out, sizes, "shm_reduce_scatter");
   const Number number = number_of(input);
-  sgl::shm_reduce_scatter({group_of(group), input.const_data_ptr(), out.mutable_data_ptr(), counts.data(), number,
-                           reduce_of(op, number, "shm_reduce_scatter")});
+  sgl::ShmReduceScatter call{group_of(group), input.const_data_ptr(), out.mutable_data_ptr(), nullptr, number,
+                             reduce_of(op, number, "shm_reduce_scatter")};
+  sgl::submit([call, counts = counts_of(group, input, out, sizes, "shm_reduce_scatter")]() mutable {
+    call.counts = counts.data();
+    sgl::shm_reduce_scatter(call);
+  });
 }
 
 void shm_broadcast(int64_t group, Tensor tensor, int64_t src) {
   STD_TORCH_CHECK(tensor.is_contiguous(), "shm_broadcast: the tensor is contiguous; call .contiguous() first");
   STD_TORCH_CHECK(src >= 0 && src < sgl::shm_world_size(group_of(group)), "shm_broadcast: src is a rank of the group, got ", src);
-  sgl::shm_broadcast({group_of(group), tensor.mutable_data_ptr(),
-                      tensor.numel() * static_cast<int64_t>(tensor.element_size()), src, number_of(tensor)});
+  const sgl::ShmBroadcast call{group_of(group), tensor.mutable_data_ptr(),
+                               tensor.numel() * static_cast<int64_t>(tensor.element_size()), src, number_of(tensor)};
+  sgl::submit([=] { sgl::shm_broadcast(call); });
 }
 
 }  // namespace

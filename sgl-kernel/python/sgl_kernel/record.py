@@ -12,6 +12,11 @@ from contextlib import contextmanager
 import torch
 
 
+def num_recorded() -> int:
+    """Calls in the list that this thread records; 0 where it records none."""
+    return int(torch.ops.sgl_kernel.record_count())
+
+
 class CallList:
     """Recorded calls, which `play` runs in their order without torch's dispatcher and without Python.
 

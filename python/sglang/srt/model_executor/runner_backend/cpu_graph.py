@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.distributed.group_coordinator import GroupCoordinator
@@ -25,6 +27,7 @@ from sglang.srt.model_executor.runner_utils.pool import get_or_create_global_gra
 from sglang.srt.model_executor.runner_utils.recorded_step import (
     RecordedStep,
     RefuseHostReads,
+    is_tensor,
     leaves_unwritten,
     made_by,
     operation_name,
@@ -39,7 +42,9 @@ logger = logging.getLogger(__name__)
 class CpuGraph:
     """One recorded function: its parts in order, what it gives, and by name what runs from Python."""
 
-    parts: list[Any] = field(default_factory=list)  # kernel lists and steps: both have `play`
+    parts: list[Any] = field(
+        default_factory=list
+    )  # kernel lists, steps, exchanges: all have `play` and `drop`
     outputs: Outputs = field(default_factory=dict)
     from_python: Counter[str] = field(default_factory=Counter)
 
@@ -52,12 +57,15 @@ class CpuGraph:
 class RecordedExchange:
     """An exchange between the ranks that recorded together; a peer that is gone is told as eagerly."""
 
-    step: RecordedStep
+    part: Any  # a kernel list with an exchange in it, or a step that is one
     group: GroupCoordinator
 
     def play(self) -> None:
-        with self.group.translated_errors(operation_name(self.step.operation)):
-            self.step.play()
+        with self.group.translated_errors("an exchange of a recorded step"):
+            self.part.play()
+
+    def drop(self) -> None:
+        self.part.drop()
 
 
 class _ArenaDevice:
@@ -94,7 +102,7 @@ class CpuGraphBackend(GraphBackend):
 
     def capture(self, key: ShapeKey, fn: Callable[[], Outputs]) -> None:
         graph = CpuGraph()
-        recorder = _Recorder(graph, self._kernels.record.CallList, self.arena, self.tp_group)
+        recorder = _Recorder(graph, self._kernels.record, self.arena, self.tp_group)
         with recorder, RefuseHostReads():
             graph.outputs = dict(fn())
         self.graphs[key] = graph
@@ -111,8 +119,7 @@ class CpuGraphBackend(GraphBackend):
     def drop(self) -> None:
         for graph in self.graphs.values():
             for part in graph.parts:
-                if not isinstance(part, RecordedStep | RecordedExchange):
-                    part.drop()
+                part.drop()
         self.graphs.clear()
 
 
@@ -120,10 +127,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sa
     """Writes down every operation but views, which share the memory of what they look at."""
 
     def __init__(
-        self, graph: CpuGraph, make_list: Callable[[], Any], arena: Arena, group: GroupCoordinator | None
+        self, graph: CpuGraph, record: ModuleType, arena: Arena, group: GroupCoordinator | None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._graph, self._make_list, self._arena, self._group = graph, make_list, arena, group
+        self._graph, self._arena, self._group = graph, arena, group
+        self._make_list, self._num_recorded = record.CallList, record.num_recorded
         self._open_list = ExitStack()  # the kernel list that is being recorded
         self._is_recording = False
 
@@ -144,9 +152,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sa
         made = made_by(args, kwargs, result)
         if writes_arguments(func) or made:
             self._close_list()
-            step = RecordedStep(func, args, kwargs, made)
-            is_exchange = func.namespace == "c10d" and self._group is not None
-            self._graph.parts.append(RecordedExchange(step, self._group) if is_exchange else step)
+            self._graph.parts.append(RecordedStep(func, args, kwargs, made))
+            if func.namespace == "c10d":
+                self._mark_exchange()
             self._graph.from_python[operation_name(func)] += 1
         return result
 
@@ -156,7 +164,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sa
             self._open_list.enter_context(calls.recording())
             self._is_recording = True
             self._graph.parts.append(calls)
-        return func(*args, **kwargs)
+        before = self._num_recorded()
+        result = func(*args, **kwargs)
+        if self._num_recorded() == before and any(
+            v.numel() for v in tree_leaves((args, kwargs)) if is_tensor(v)
+        ):
+            raise RuntimeError(f"{func} leaves no call in the list while a graph is recorded")
+        if operation_name(func).startswith("shm_"):
+            self._mark_exchange()
+        return result
+
+    def _mark_exchange(self) -> None:
+        """The last part exchanges something with the ranks that record together."""
+        part = self._graph.parts[-1]
+        if self._group is not None and not isinstance(part, RecordedExchange):
+            self._graph.parts[-1] = RecordedExchange(part, self._group)
 
     def _close_list(self) -> None:
         self._open_list.close()

@@ -49,6 +49,9 @@ class RecordedStep:
             if isinstance(work, torch.ScriptObject):
                 work.wait()  # type: ignore[attr-defined]  # found at run time
 
+    def drop(self) -> None:
+        """Nothing of it lies elsewhere."""
+
 
 class RefuseHostReads(TorchFunctionMode):
     """Refuses the methods that read a value, also those that the dispatcher does not see on a CPU."""

@@ -145,8 +145,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sa
         if writes_arguments(func) or made:
             self._close_list()
             step = RecordedStep(func, args, kwargs, made)
-            is_exchange = func.namespace == "c10d" and self._group is not None
-            self._graph.parts.append(RecordedExchange(step, self._group) if is_exchange else step)
+            if func.namespace == "c10d" and self._group is not None:
+                self._graph.parts.append(RecordedExchange(step, self._group))
+            else:
+                self._graph.parts.append(step)
             self._graph.from_python[operation_name(func)] += 1
         return result
 

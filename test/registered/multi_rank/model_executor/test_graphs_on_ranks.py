@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.runner.decode_graph_runner import DecodeGraphRunner
 from sglang.srt.model_executor.runner.static_batch import ForwardShape
+from sglang.srt.model_executor.runner_backend.cpu_graph import CpuGraphBackend
 from sglang.srt.runtime_context import get_parallel
 from sglang.test.fakes.graph_cases import GraphCases
 from sglang.test.multi_rank import run_ranks
@@ -62,6 +64,30 @@ def differences(rank: int, model: str, layout: dict[str, Any]) -> dict[str, Any]
         }
 
 
+def list_differences(rank: int, model: str, layout: dict[str, Any]) -> dict[str, Any]:
+    """The same over lists of kernel calls, and which operations a replay runs from Python."""
+    with driven_worker(model, rank=rank, attention_backend="cpu", **layout) as driver:
+        replica = get_parallel().attn_dp_rank if get_parallel().attn_dp_size > 1 else 0
+        cases = GraphCases(driver, seed=replica)
+        sequences = prompts(cases, 4)
+        backends: list[CpuGraphBackend] = []
+
+        def make_backend() -> CpuGraphBackend:
+            backends.append(CpuGraphBackend())
+            return backends[-1]
+
+        worst = 0.0
+        for shape in SHAPES:
+            runner = cases.graph_runner(shape, make_backend=make_backend)
+            for counts in STEPS:
+                worst = max(worst, step_difference(cases, runner, sequences, counts, replica))
+        graphs = [graph for backend in backends for graph in backend.graphs.values()]
+        return {
+            "worst": worst,
+            "from_python": sorted({name for graph in graphs for name in graph.from_python}),
+        }
+
+
 def step_difference(
     cases: GraphCases,
     runner: DecodeGraphRunner,
@@ -104,3 +130,16 @@ def test_steps_over_graphs_equal_eager_ones_on_every_rank(model: Path, name: str
     answers = run_ranks(differences, world_size=ranks, model=str(model), layout=layout)
     assert max(answer["worst"] for answer in answers) < CLOSE
     assert all(answer["sizes"] == [[4, 4, 2, 1, 4]] * len(SHAPES) for answer in answers)
+
+
+@pytest.mark.skipif(compiled_kernels() is None, reason="the compiled kernels are not used")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_steps_from_lists_equal_eager_ones_and_exchanges_are_entries_of_them(model: Path, name: str) -> None:
+    ranks, layout = LAYOUTS[name]
+    answers = run_ranks(list_differences, world_size=ranks, model=str(model), layout=layout)
+    assert max(answer["worst"] for answer in answers) < CLOSE
+    exchanged = {"c10d", "allreduce_", "alltoall_base_", "_allgather_base_"}
+    for answer in answers:
+        assert not exchanged & set(answer["from_python"]), answer["from_python"]
+        if name == "tensor":
+            assert answer["from_python"] == ["cat"]  # the shares of the head's scores

@@ -42,9 +42,8 @@ logger = logging.getLogger(__name__)
 class CpuGraph:
     """One recorded function: its parts in order, what it gives, and by name what runs from Python."""
 
-    parts: list[Any] = field(
-        default_factory=list
-    )  # kernel lists, steps, exchanges: all have `play` and `drop`
+    #: Kernel lists, steps and exchanges: all have `play` and `drop`.
+    parts: list[Any] = field(default_factory=list)
     outputs: Outputs = field(default_factory=dict)
     from_python: Counter[str] = field(default_factory=Counter)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from isa_levels import LEVELS, answers_at, supported_levels
+from isa_levels import answers_at
 
 from sgl_kernel.attention import paged_attention, paged_attention_reference
 
@@ -22,13 +22,6 @@ from sgl_kernel.attention import paged_attention
 for case in cases:
     answers.append(paged_attention(*case))
 """
-
-
-@pytest.fixture(params=LEVELS)
-def level(request):
-    if request.param not in supported_levels():
-        pytest.skip(f"this processor has no {request.param}")
-    return request.param
 
 
 def make_case(heads, requests, dtype, *, tail=0, seed=0):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from isa_levels import LEVELS, answers_at, supported_levels
+from isa_levels import answers_at
 
 from sgl_kernel.elementwise import (
     embed_rows,
@@ -31,13 +31,6 @@ for name, case in cases:
         rotary_cos_sin(positions, frequencies, cos, sin)
         answers.append(torch.stack((cos, sin)))
 """
-
-
-@pytest.fixture(params=LEVELS)
-def level(request):
-    if request.param not in supported_levels():
-        pytest.skip(f"this processor has no {request.param}")
-    return request.param
 
 
 def draw(*shape, dtype=torch.float32, seed=0, scale=1.0):

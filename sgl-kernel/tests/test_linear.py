@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from isa_levels import LEVELS, answers_at, supported_levels
+from isa_levels import answers_at, supported_levels
 
 from sgl_kernel.linear import (
     BlockForm,
@@ -34,13 +34,6 @@ from sgl_kernel.linear import linear_blocks
 for x, packed, bias, out, form in cases:
     answers.append(linear_blocks(x, packed, bias, out, form))
 """
-
-
-@pytest.fixture(params=LEVELS)
-def level(request):
-    if request.param not in supported_levels():
-        pytest.skip(f"this processor has no {request.param}")
-    return request.param
 
 
 def draw(*shape, dtype=torch.float32, seed=0):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from isa_levels import LEVELS, answers_at, supported_levels
+from isa_levels import answers_at
 
 from sgl_kernel.linear_int8 import (
     MOST_INPUTS,
@@ -24,13 +24,6 @@ from sgl_kernel.linear_int8 import linear_int8
 for x, packed, bias, out in cases:
     answers.append(linear_int8(x, packed, bias, out))
 """
-
-
-@pytest.fixture(params=LEVELS)
-def level(request):
-    if request.param not in supported_levels():
-        pytest.skip(f"this processor has no {request.param}")
-    return request.param
 
 
 def draw(*shape, dtype=torch.float32, seed=0):

@@ -11,14 +11,11 @@ SGL_KERNEL_BEGIN
 namespace {
 
 constexpr float kNothing = -__builtin_inff();
-// Dimensions are padded with zeros to whole registers.
-constexpr int64_t padded(int64_t dim) { return (dim + Vec::width - 1) / Vec::width * Vec::width; }
-
+// Scores of so many queries, or so many registers of their values, stay in registers.
+constexpr int64_t kQueriesAtOnce = 6;
 #if defined(SGL_ISA_avx2) || defined(SGL_ISA_base)
-constexpr int64_t kQueriesAtOnce = 6;  // scores or values of so many queries stay in registers
 constexpr int64_t kVecsAtOnce = 2;
 #else
-constexpr int64_t kQueriesAtOnce = 6;
 constexpr int64_t kVecsAtOnce = 4;
 #endif
 
@@ -88,7 +85,7 @@ struct KeyTile<bf16> {
 
   static void take_query(const bf16* q, bf16* to, int64_t dim) {
     __builtin_memcpy(to, q, dim * sizeof(bf16));
-    for (int64_t d = dim; d < padded(dim); ++d) to[d] = bf16{0};
+    if (dim % 2 != 0) to[dim] = bf16{0};  // dimensions are multiplied in pairs
   }
 
   void fill(const bf16* const (&keys)[Vec::width], int64_t dim) {

@@ -6,7 +6,7 @@ runner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -68,6 +68,23 @@ class GraphCases:
             batch.spec.tail_mask = tree.ancestor_mask()
             batch.positions = (batch.positions.view(-1, width)[:, :1] + tree.depths()).view(-1)
         return batch
+
+    def random_differences(
+        self, shape: ForwardShape, runner: DecodeGraphRunner, rounds: int = 8
+    ) -> Iterator[float]:
+        """`difference` of batches of 1 to 4 of six sequences, in any order: sizes go up and down."""
+        sequences = self.sequences(6)
+        for _ in range(rounds):
+            order = torch.randperm(6, generator=self.draw)[: self.number(1, 4)]
+            batch = self.batch_of(shape, [sequences[i] for i in order])
+            assert runner.can_run(batch)
+            yield self.difference(runner, batch)
+
+    def batch_of(self, shape: ForwardShape, sequences: Sequence[DrivenSequence]) -> ForwardBatch:
+        """A batch of this shape; where it has room for trees, every other one on average has them."""
+        if shape.mode is ForwardMode.DECODE:
+            return self.decode(sequences)
+        return self.verify(sequences, shape.width, trees=shape.tail > 0 and bool(self.number(0, 1)))
 
     def make_backend(self) -> TapeBackend:
         """A tape over the pool of this test."""

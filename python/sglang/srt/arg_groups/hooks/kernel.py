@@ -15,9 +15,11 @@ def resolve_kernels(view: ResolvingView) -> None:
             "--attention-backend cpu needs the compiled kernels, which are not installed or switched off "
             "(SGLANG_USE_CPU_KERNELS); run `make kernels`, or use torch_native"
         )
+    # One back end serves both phases, so what is said of one phase holds where nothing else is said.
+    said = view.decode_attention_backend or view.prefill_attention_backend
     view.fill(
         "kernel_hook",
-        attention_backend="cpu" if _has_compiled_attention(view) else "torch_native",
+        attention_backend=said or ("cpu" if _has_compiled_attention(view) else "torch_native"),
         sampling_backend="pytorch",
         grammar_backend="none",
     )

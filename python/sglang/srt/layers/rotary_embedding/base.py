@@ -38,10 +38,13 @@ class RotaryEmbedding(nn.Module):
         """positions [rows] -> what `apply_rotary` takes."""
         cos = self.frequencies.new_empty(positions.shape[0], 1, self.head_dim, dtype=self.dtype)
         kernels = kernels_for(cos)
-        if kernels is not None:
-            sin = torch.empty_like(cos)
-            kernels.elementwise.rotary_cos_sin(positions.contiguous(), self.frequencies, cos, sin)
-            return cos, sin
+        if kernels is None:
+            return self._in_torch(positions)
+        sin = torch.empty_like(cos)
+        kernels.elementwise.rotary_cos_sin(positions.contiguous(), self.frequencies, cos, sin)
+        return cos, sin
+
+    def _in_torch(self, positions: torch.Tensor) -> CosSin:
         angles = torch.outer(positions.float(), self.frequencies)  # [rows, head_dim / 2]
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
         return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]

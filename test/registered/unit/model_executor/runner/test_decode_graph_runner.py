@@ -36,29 +36,13 @@ def cases(folder):
         yield GraphCases(driver)
 
 
-def batch_of(cases, shape, sequences):
-    if shape.mode is ForwardMode.DECODE:
-        return cases.decode(sequences)
-    return cases.verify(sequences, shape.width, trees=shape.tail > 0 and bool(cases.number(0, 1)))
-
-
-def random_differences(cases, shape, runner, rounds=12):
-    """Batches of 1 to 4 of six sequences, in any order, so that sizes go up and down."""
-    sequences = cases.sequences(6)
-    for _ in range(rounds):
-        order = torch.randperm(6, generator=cases.draw)[: cases.number(1, 4)]
-        batch = batch_of(cases, shape, [sequences[i] for i in order])
-        assert runner.can_run(batch)
-        yield cases.difference(runner, batch)
-
-
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("shape", [DECODE, VERIFY, TREES], ids=["decode", "chains", "trees"])
 def test_a_step_over_a_graph_equals_the_eager_step(folder, shape, page_size):
     with driven_worker(folder, page_size=page_size) as driver:
         cases = GraphCases(driver, seed=page_size)
         runner = cases.graph_runner(shape)
-        assert max(random_differences(cases, shape, runner)) < CLOSE
+        assert max(cases.random_differences(shape, runner)) < CLOSE
         assert {key.size for key in cases.backends[0].replays} == {1, 2, 4}
 
 
@@ -144,7 +128,7 @@ def test_logprob_requests_of_a_decode_step_stay_with_it(cases):
 
 
 def worst(cases, shape, runner):
-    return max(random_differences(cases, shape, runner, rounds=8))
+    return max(cases.random_differences(shape, runner, rounds=8))
 
 
 @pytest.mark.parametrize("shape", [DECODE, VERIFY], ids=["decode", "chains"])

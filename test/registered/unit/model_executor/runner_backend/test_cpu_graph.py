@@ -49,29 +49,13 @@ def folder(tmp_path_factory, request):
     return write_tiny_model(tmp_path_factory.mktemp("model"), seed=3, architecture=request.param)
 
 
-def batch_of(cases, shape, sequences):
-    if shape.mode is ForwardMode.DECODE:
-        return cases.decode(sequences)
-    return cases.verify(sequences, shape.width, trees=shape.tail > 0 and bool(cases.number(0, 1)))
-
-
-def random_differences(cases, shape, runner, rounds=8):
-    """Batches of 1 to 4 of six sequences, in any order, so that sizes go up and down."""
-    sequences = cases.sequences(6)
-    for _ in range(rounds):
-        order = torch.randperm(6, generator=cases.draw)[: cases.number(1, 4)]
-        batch = batch_of(cases, shape, [sequences[i] for i in order])
-        assert runner.can_run(batch)
-        yield cases.difference(runner, batch)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_step_from_the_list_gives_the_bits_of_the_eager_one(folder, shape, dtype):
     with driven_worker(folder, attention_backend="cpu", dtype=dtype) as driver:
         cases, recorder = GraphCases(driver), Recorder()
         runner = cases.graph_runner(SHAPES[shape], captures_hidden=True, make_backend=recorder)
-        assert list(random_differences(cases, SHAPES[shape], runner)) == [0.0] * 8
+        assert list(cases.random_differences(SHAPES[shape], runner)) == [0.0] * 8
         for size in SIZES:
             graph = recorder.graphs[ShapeKey(size)]
             assert not graph.from_python
@@ -82,7 +66,7 @@ def test_a_cached_page_of_sixteen_slots_makes_no_difference(folder):
     with driven_worker(folder, attention_backend="cpu", page_size=16) as driver:
         cases = GraphCases(driver, seed=5)
         runner = cases.graph_runner(SHAPES["trees"], make_backend=Recorder())
-        assert list(random_differences(cases, SHAPES["trees"], runner)) == [0.0] * 8
+        assert list(cases.random_differences(SHAPES["trees"], runner)) == [0.0] * 8
 
 
 def test_what_is_no_kernel_runs_from_python_between_lists_and_a_line_names_it(folder, caplog):
@@ -90,7 +74,7 @@ def test_what_is_no_kernel_runs_from_python_between_lists_and_a_line_names_it(fo
     with driven_worker(folder, attention_backend="torch_native") as driver:
         cases, recorder = GraphCases(driver), Recorder()
         runner = cases.graph_runner(SHAPES["decode"], make_backend=recorder)
-        assert max(random_differences(cases, SHAPES["decode"], runner)) < 1e-4
+        assert max(cases.random_differences(SHAPES["decode"], runner)) < 1e-4
         graph = recorder.graphs[ShapeKey(1)]
         assert graph.from_python and len(graph.parts) > 2
     assert "A graph of 1 requests runs from Python, slower: " in caplog.text
@@ -118,7 +102,7 @@ def test_recording_again_takes_no_more_memory(folder):
             runner.graphs.recapture()
         assert recorder.backends[-1].arena is arena
         assert arena.bytes == taken
-        assert max(random_differences(cases, SHAPES["decode"], runner)) == 0.0
+        assert max(cases.random_differences(SHAPES["decode"], runner)) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ import torch
 from isa_levels import answers_at
 
 from sgl_kernel.elementwise import (
-    embed_rows,
-    embed_rows_reference,
     rotary_cos_sin,
     rotary_cos_sin_reference,
     rotate_heads,
@@ -86,24 +84,6 @@ def test_cosines_and_sines_equal_the_reference_at_far_positions(level, dtype, tm
         assert_near(out, torch.stack(rotary_cos_sin_reference(*case)), tolerance)
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
-def test_rows_of_a_table_are_copied(dtype):
-    table, ids = draw(11, 5, dtype=dtype), torch.tensor([3, 0, 10, 3])
-    assert torch.equal(embed_rows(ids, table, table.new_empty(4, 5)), table[ids])
-    assert torch.equal(embed_rows(ids, table, table.new_empty(4, 5)), embed_rows_reference(ids, table))
-
-
-def test_a_share_of_a_table_gives_zeros_for_rows_of_others_and_a_whole_one_refuses_them():
-    table, ids = draw(4, 6), torch.tensor([7, 8, 11, 12])
-    found = embed_rows(ids, table, torch.empty(4, 6), 8, True)
-    assert torch.equal(found, embed_rows_reference(ids, table, 8, True))
-    assert not found[0].any() and torch.equal(found[1:3], table[[0, 3]])
-    with pytest.raises(RuntimeError, match="id 7 of a table of 4"):
-        embed_rows(ids, table, torch.empty(4, 6))
-    with pytest.raises(ValueError, match="of a table of 4"):
-        embed_rows_reference(ids, table)
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -115,7 +95,6 @@ def test_a_share_of_a_table_gives_zeros_for_rows_of_others_and_a_whole_one_refus
             lambda: rotary_cos_sin(torch.zeros(2), draw(3), draw(2, 6), draw(2, 6)),
             "positions is contiguous int64",
         ),
-        (lambda: embed_rows(torch.zeros(2).long(), draw(3, 4), draw(2, 5)), "of its dtype"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(call, said):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sgl_kernel.attention import paged_attention, paged_attention_reference, store_kv, store_kv_reference
-from sgl_kernel.elementwise import embed_rows, silu_and_mul, silu_and_mul_reference
+from sgl_kernel.elementwise import silu_and_mul, silu_and_mul_reference
+from sgl_kernel.embedding import embed_rows
 from sgl_kernel.linear import linear_packed, pack_panels
 from sgl_kernel.record import CallList
 

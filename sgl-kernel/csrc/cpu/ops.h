@@ -34,6 +34,27 @@ struct Linear {
 // How the numbers of a quantized block are stored; each form with one scale a block, the second with a minimum too.
 enum class Blocks : int64_t { q4, q4_min, q8, q8_min };
 
+// Where the parts of a packed record lie (`pack_blocks`): numbers, then a half float scale for each output, then the minima.
+struct BlockLayout {
+  bool is_nibbles, has_minimum;
+  int64_t offset;  // how far above its value a number is stored
+
+  explicit constexpr BlockLayout(Blocks form)
+      : is_nibbles(form == Blocks::q4 || form == Blocks::q4_min),
+        has_minimum(form == Blocks::q4_min || form == Blocks::q8_min),
+        offset(form == Blocks::q4 ? 8 : form == Blocks::q4_min ? 0 : 128) {}
+
+  constexpr int64_t number_bytes() const { return kGroup * kBlock / (is_nibbles ? 2 : 1); }
+  constexpr int64_t record_bytes() const { return number_bytes() + kGroup * (has_minimum ? 4 : 2); }
+
+  // The number of input `i` of an output: fours of inputs, those of all outputs side by side; of 4 bits two inputs in a byte.
+  int64_t number(const uint8_t* record, int64_t output, int64_t i) const {
+    const int64_t half = kBlock / 2, low = is_nibbles ? i % half : i;
+    const uint8_t byte = record[(low / 4 * kGroup + output) * 4 + low % 4];
+    return (is_nibbles ? (i < half ? byte & 15 : byte >> 4) : byte) - offset;
+  }
+};
+
 // Cosines and signed sines of the angles of some positions; dimension i turns with dimension i + half.
 template <typename T>
 struct RotaryAngles {

@@ -4,8 +4,6 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
-#include <cstring>
-
 #include "ops.h"
 #include "pick.h"
 #include "record.h"
@@ -94,42 +92,16 @@ void silu_and_mul(Tensor x, Tensor out) {
   });
 }
 
-void embed_rows(Tensor ids, Tensor table, Tensor out, int64_t first_id, bool is_share) {
-  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long && ids.dim() == 1 && ids.is_contiguous(),
-                  "embed_rows: ids is contiguous int64 [rows]");
-  STD_TORCH_CHECK(table.dim() == 2 && table.is_contiguous() && out.is_contiguous() && out.dim() == 2 &&
-                      out.size(0) == ids.size(0) && out.size(1) == table.size(1) && out.scalar_type() == table.scalar_type(),
-                  "embed_rows: table is contiguous [ids, hidden], and out contiguous [rows, hidden] of its dtype");
-  const int64_t rows = ids.size(0), count = table.size(0), bytes = table.size(1) * table.element_size();
-  const int64_t* numbers = const_data<int64_t>(ids);
-  const char* from = static_cast<const char*>(table.const_data_ptr());
-  char* to = static_cast<char*>(out.mutable_data_ptr());
-  sgl::submit([=] {
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t id = numbers[row] - first_id;
-      const bool is_here = id >= 0 && id < count;
-      STD_TORCH_CHECK(is_here || is_share, "embed_rows: id ", numbers[row], " of a table of ", count);
-      if (is_here) {
-        std::memcpy(to + row * bytes, from + id * bytes, bytes);
-      } else {
-        std::memset(to + row * bytes, 0, bytes);
-      }
-    }
-  });
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def("rotary_cos_sin(Tensor positions, Tensor frequencies, Tensor(a!) cos, Tensor(b!) sin) -> ()");
   m.def("rotate_heads(Tensor(a!) x, Tensor cos, Tensor sin) -> ()");
   m.def("silu_and_mul(Tensor x, Tensor(a!) out) -> ()");
-  m.def("embed_rows(Tensor ids, Tensor table, Tensor(a!) out, int first_id, bool is_share) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
   m.impl("rotary_cos_sin", TORCH_BOX(&rotary_cos_sin));
   m.impl("rotate_heads", TORCH_BOX(&rotate_heads));
   m.impl("silu_and_mul", TORCH_BOX(&silu_and_mul));
-  m.impl("embed_rows", TORCH_BOX(&embed_rows));
 }

@@ -94,22 +94,13 @@ void linear_packed(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor o
   });
 }
 
-int64_t record_bytes(sgl::Blocks form) {
-  switch (form) {
-    case sgl::Blocks::q4: return 256 + 2 * sgl::kGroup;
-    case sgl::Blocks::q4_min: return 256 + 4 * sgl::kGroup;
-    case sgl::Blocks::q8: return 512 + 2 * sgl::kGroup;
-    default: return 512 + 4 * sgl::kGroup;
-  }
-}
-
 void linear_blocks(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor out, int64_t form_number) {
   STD_TORCH_CHECK(form_number >= 0 && form_number <= 3, "linear_blocks: form is 0 to 3, got ", form_number);
   const sgl::Blocks form = static_cast<sgl::Blocks>(form_number);
   STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte, "linear_blocks: the packed weight is uint8");
   STD_TORCH_CHECK(x.dim() == 2 && out.dim() == 2 && weight.numel() == up_to(out.size(1), sgl::kGroup) / sgl::kGroup *
                                                                           (up_to(x.size(1), sgl::kBlock) / sgl::kBlock) *
-                                                                          record_bytes(form),
+                                                                          sgl::BlockLayout(form).record_bytes(),
                   "linear_blocks: the weight is not packed for x and out; use pack_blocks");
   if (x.size(0) * out.size(1) == 0) return;
   dispatch(x, out, [&]<typename T, typename Out>() {

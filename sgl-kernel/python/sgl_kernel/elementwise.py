@@ -32,18 +32,6 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def embed_rows(
-    ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor, first_id: int = 0, is_share: bool = False
-) -> torch.Tensor:
-    """Copies row `id - first_id` of the table for each id (int64 [rows]) into out [rows, hidden].
-
-    An id that the table does not have is an error, or, where the table is a share of a longer one, gives a
-    row of zeros.
-    """
-    torch.ops.sgl_kernel.embed_rows(ids, table, out, first_id, is_share)
-    return out
-
-
 def rotary_cos_sin_reference(
     positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,17 +54,6 @@ def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
     return (F.silu(gate) * up).to(x.dtype)
 
 
-def embed_rows_reference(
-    ids: torch.Tensor, table: torch.Tensor, first_id: int = 0, is_share: bool = False
-) -> torch.Tensor:
-    """The same without writing."""
-    local = ids - first_id
-    foreign = (local < 0) | (local >= table.shape[0])
-    if bool(foreign.any()) and not is_share:
-        raise ValueError(f"ids {ids[foreign].tolist()} of a table of {table.shape[0]}")
-    return F.embedding(local.masked_fill(foreign, 0), table).masked_fill(foreign[:, None], 0)
-
-
 @torch.library.register_fake("sgl_kernel::rotary_cos_sin")
 def _rotary_cos_sin_fake(
     positions: torch.Tensor, frequencies: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -91,11 +68,4 @@ def _rotate_heads_fake(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) ->
 
 @torch.library.register_fake("sgl_kernel::silu_and_mul")
 def _silu_and_mul_fake(x: torch.Tensor, out: torch.Tensor) -> None:
-    """Only writes into `out`."""
-
-
-@torch.library.register_fake("sgl_kernel::embed_rows")
-def _embed_rows_fake(
-    ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor, first_id: int, is_share: bool
-) -> None:
     """Only writes into `out`."""

@@ -1,11 +1,14 @@
 """Owns the two ends of the vocabulary: the embedding table and the head that scores every token.
 
-Read by models and the logits processor. The table stays row-major because rows are looked up in it; the
-head's stored form belongs to its linear method. A tied head that is cut like the table has no weight of its
-own. Where the vocabulary does not divide, shares are padded; no padded id is looked up, scored or listed.
+Read by models and the logits processor. The head's stored form belongs to its linear method. A tied head that
+is cut like the table holds the numbers of both, where its method allows it: rows are looked up in its stored
+form if that gives rows, else in the row-major weight. Where the vocabulary does not divide, shares are
+padded; no padded id is looked up, scored or listed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +37,10 @@ class VocabParallelEmbedding(nn.Module):
         share = AxisShare.even(vocab_size, self.rank, self.width)
         place = Place(self.tensor_name, (vocab_size, hidden_size), 0, 0, share)
         self.first_id = share.start
+        self.hidden_size, self.dtype = hidden_size, dtype
         self.weight = LoadableParameter(torch.empty(share.room, hidden_size, dtype=dtype), [place])
+        #: The stored form of the tied head that holds the numbers, once it is loaded.
+        self.form_of_head: Callable[[], StoredWeight] | None = None
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.width == 1:
@@ -44,10 +50,14 @@ class VocabParallelEmbedding(nn.Module):
     def _rows(self, input_ids: torch.Tensor) -> torch.Tensor:
         """The rows of this rank's share; zeros for the ids of other ranks."""
         table, is_share = self.weight, self.width > 1
+        form = None if self.form_of_head is None else self.form_of_head()
+        if form is not None and form.has_rows:
+            out = input_ids.new_empty(input_ids.shape[0], self.hidden_size, dtype=self.dtype)
+            return form.rows(input_ids.contiguous(), out, self.first_id, is_share)
         kernels = kernels_for(table)
         if kernels is not None:
             out = table.new_empty(input_ids.shape[0], table.shape[1])
-            rows: torch.Tensor = kernels.elementwise.embed_rows(
+            rows: torch.Tensor = kernels.embedding.embed_rows(
                 input_ids.contiguous(), table, out, self.first_id, is_share
             )
             return rows
@@ -62,8 +72,8 @@ class ParallelLMHead(nn.Module):
     """hidden [rows, hidden] -> float32 logits [rows, vocab].
 
     The vocabulary is cut over the group of `axis`, whose ranks must all bring the same rows. `vocab_size` may
-    be lowered later to the ids that a token stands for. An unquantized tied head shares the table of the
-    embedding if both are cut alike; otherwise it holds its own part of the same checkpoint tensor.
+    be lowered later to the ids that a token stands for. A tied head that cannot share its numbers with the
+    table holds its own part of the same checkpoint tensor.
     """
 
     weight: LoadableParameter
@@ -86,20 +96,15 @@ class ParallelLMHead(nn.Module):
         self.vocab_size = vocab_size
         method = method or UnquantizedLinearMethod()
         is_cut_alike = tied_to is not None and (rank, self.width) == (tied_to.rank, tied_to.width)
-        if tied_to is not None and is_cut_alike and isinstance(method, UnquantizedLinearMethod):
-            table = tied_to.weight
-            self.columns = table.shape[0] * self.width
-
-            def pack_table() -> None:
-                self.stored = method.pack(table.data)
-
-            table.on_filled = pack_table
-            return
         tensor_name = f"{name}.weight" if tied_to is None else tied_to.tensor_name
         share = AxisShare.even(vocab_size, rank, self.width)
         place = Place(tensor_name, (vocab_size, hidden_size), 0, 0, share)
         self.columns = share.room * self.width
-        method.create_weights(self, (share.room, hidden_size), [place], dtype)
+        is_table = is_cut_alike and method.shares_table
+        method.create_weights(self, (share.room, hidden_size), [place], dtype, is_table=is_table)
+        if tied_to is not None and is_table:
+            tied_to.weight = self.weight
+            tied_to.form_of_head = lambda: self.stored
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.stored.scores(hidden)

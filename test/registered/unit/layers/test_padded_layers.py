@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.layers import vocab_parallel_embedding as vocab
 from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from sglang.srt.layers.quantization import stored_forms
 from sglang.srt.layers.quantization.unquant import UnquantizedConfig, UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.layers.weights.head_share import AxisShare
@@ -101,6 +103,11 @@ def test_a_feed_forward_block_adds_up_and_its_bias_comes_once(inner, width, bias
     assert (sum(on_ranks(width, term)) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
+def both(embedding, head):
+    """All parameters; a tied head may have that of the table."""
+    return torch.nn.ModuleList([embedding, head]).parameters()
+
+
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("tied", [False, True])
 def test_embedding_and_head_of_101_ids_over_any_width(monkeypatch, width, tied):
@@ -111,7 +118,7 @@ def test_embedding_and_head_of_101_ids_over_any_width(monkeypatch, width, tied):
     def build():
         embedding = VocabParallelEmbedding("e", 101, HIDDEN, dtype=DTYPE)
         head = ParallelLMHead("h", 101, HIDDEN, dtype=DTYPE, tied_to=embedding if tied else None)
-        fill([*embedding.parameters(), *head.parameters()], tensors)
+        fill(both(embedding, head), tensors)
         return embedding, head
 
     layers = on_ranks(width, build)
@@ -142,7 +149,7 @@ def test_no_rows_pass_through_every_layer(monkeypatch):
     def build():
         embedding = VocabParallelEmbedding("e", 101, HIDDEN, dtype=DTYPE)
         head = ParallelLMHead("h", 101, HIDDEN, dtype=DTYPE, tied_to=embedding)
-        fill([*embedding.parameters(), *head.parameters()], {"e.weight": random(101, HIDDEN)})
+        fill(both(embedding, head), {"e.weight": random(101, HIDDEN)})
         return embedding, head
 
     for embedding, head in on_ranks(2, build):
@@ -153,16 +160,18 @@ def test_no_rows_pass_through_every_layer(monkeypatch):
 
 def test_a_tied_head_that_is_cut_otherwise_reads_its_own_part_of_the_table():
     """Attention data parallelism: the table is cut over 2 ranks, the head over 4. Where both are cut alike
-    the head has no weight."""
+    they have one weight."""
     table = random(101, HIDDEN)
     dp = {"dp_size": 2, "enable_dp_attention": True}
 
     def build(axis):
         embedding = VocabParallelEmbedding("e", 101, HIDDEN, dtype=DTYPE)
         head = ParallelLMHead("h", 101, HIDDEN, dtype=DTYPE, tied_to=embedding, axis=axis)
-        own = [p.shape for p in head.parameters()]
-        reads = fill([*embedding.parameters(), *head.parameters()], {"e.weight": table})
-        return embedding.weight.data, head.stored.unpack(), own, reads.values["e.weight"]
+        own = [p.shape for p in head.parameters() if p is not embedding.weight]
+        reads = fill(both(embedding, head), {"e.weight": table})
+        first = embedding.first_id
+        mine = embedding._rows(torch.arange(first, first + -(-101 // embedding.width)))
+        return mine, head.stored.unpack(), own, reads.values["e.weight"]
 
     for rank, (mine, scored, own, read) in enumerate(on_ranks(4, lambda: build("tp"), **dp)):
         assert torch.equal(mine[: [51, 50][rank % 2]], table[51 * (rank % 2) :][:51])
@@ -172,6 +181,31 @@ def test_a_tied_head_that_is_cut_otherwise_reads_its_own_part_of_the_table():
         assert read == ([51, 50][rank % 2] + len(wanted)) * HIDDEN
     for mine, scored, own, _ in on_ranks(4, lambda: build("attn_tp"), **dp):
         assert torch.equal(mine, scored) and own == []
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("with_kernels", [False, True])
+def test_the_numbers_of_a_tied_head_and_its_table_are_held_once(monkeypatch, tied, with_kernels):
+    """By the form that is multiplied if it gives rows, as the compiled kernels' does; else row-major too."""
+    if with_kernels and compiled_kernels() is None:
+        pytest.skip("the compiled kernels are not installed")
+    if not with_kernels:
+        monkeypatch.setattr(stored_forms, "compiled_kernels", lambda: None)
+    table = random(101, HIDDEN)
+    tensors = {"e.weight": table} if tied else {"e.weight": table, "h.weight": random(101, HIDDEN, seed=1)}
+
+    def build():
+        embedding = VocabParallelEmbedding("e", 101, HIDDEN, dtype=DTYPE)
+        head = ParallelLMHead("h", 101, HIDDEN, dtype=DTYPE, tied_to=embedding if tied else None)
+        fill(both(embedding, head), tensors)
+        return embedding, head
+
+    [(embedding, head)] = on_ranks(1, build)
+    assert head.stored.has_rows == with_kernels
+    assert (embedding.weight.numel() == 0) == (tied and with_kernels)
+    assert (head.weight is embedding.weight) == tied
+    ids = torch.tensor([100, 0, 7, 7])
+    assert torch.equal(embedding(ids), table[ids])
 
 
 def test_padding_is_zero_before_the_weight_is_packed(monkeypatch):

@@ -110,7 +110,7 @@ def test_the_first_prompt_entry_is_none_and_the_chosen_token_is_among_the_best(m
 
 @pytest.mark.parametrize(("chunk", "new_tokens"), [(16, 4), (-1, 0)], ids=["cut prompt", "prompt alone"])
 def test_a_prompt_that_is_not_finite_leaves_nothing_of_it_to_others(
-    make: Make, chunk: int, new_tokens: int
+    make: Make, monkeypatch: pytest.MonkeyPatch, chunk: int, new_tokens: int
 ) -> None:
     """No token is drawn from such a part, so its logits are not seen.
 
@@ -123,8 +123,13 @@ def test_a_prompt_that_is_not_finite_leaves_nothing_of_it_to_others(
     scheduler.kv.flush()
     bad_token = 450
     assert isinstance(scheduler.worker, TpModelWorker)
-    with torch.inference_mode():
-        scheduler.worker.model_runner.model.model.embed_tokens.weight[bad_token] = float("nan")
+    embedding = scheduler.worker.model_runner.model.model.embed_tokens
+    look_up = embedding.forward
+
+    def look_up_nan(ids: torch.Tensor) -> torch.Tensor:
+        return look_up(ids).masked_fill((ids == bad_token)[:, None], float("nan"))
+
+    monkeypatch.setattr(embedding, "forward", look_up_nan)
     failed = run(scheduler, make_request("bad", [*BASE[:25], bad_token, *BASE[26:]], new_tokens))["bad"]
     assert failed.finish_reason is not None and failed.finish_reason.status_code == 500
     again = run(scheduler, make_request("again", [*BASE[:25], 7, 8], 4, ignore_eos=True))["again"]

@@ -242,7 +242,7 @@ def test_the_shards_of_all_ranks_are_the_rows_of_the_one_rank_model(tiny, load_f
                 model = model_class(config.architecture)(config, dtype=torch.float32)
                 load_model(model, open_checkpoint(config, load_format, torch.float32), dtype=torch.float32)
             down = model.model.layers[1].mlp.down_proj
-            tables.append(model.model.embed_tokens.weight.data)
+            tables.append(model.lm_head.stored.unpack())
             downs.append(down.stored.unpack())
         return torch.cat(tables), torch.cat(downs, dim=1)
 

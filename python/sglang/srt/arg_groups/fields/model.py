@@ -72,7 +72,9 @@ class Model(Namespace, ns=NS("model")):
         Arg(
             help="w8a8_int8 quantizes weights to int8 when they are loaded, and the inputs of each layer "
             "when they are multiplied. gguf computes with the blocks of a GGUF file as they are (compiled "
-            "kernels); without it they are dequantized when they are loaded.",
+            "kernels, on a CPU); it is the default for such a file with --dtype auto. With another --dtype "
+            "blocks are dequantized to it when they are loaded.",
+            resolvable=True,
             served=("gguf", "w8a8_int8"),
             instead="leave the flag out, take w8a8_int8, or take gguf for a GGUF file",
         ),

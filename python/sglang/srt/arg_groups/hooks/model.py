@@ -4,6 +4,7 @@ Decides the context length and where the tokenizer is, and refuses a layout that
 Must not read weights.
 """
 
+from sglang.kernels import compiled
 from sglang.srt.arg_groups.arg_utils import Leaf
 from sglang.srt.arg_groups.fields import LEAVES
 from sglang.srt.arg_groups.fields.parallel import attn_dp_size_of
@@ -63,6 +64,15 @@ def check_attention_width(view: ResolvingView, config: ModelConfig) -> None:
         )
 
 
+def _computes_blocks(view: ResolvingView, config: ModelConfig) -> bool:
+    """Whether the blocks of a GGUF file are computed as they are where nobody said otherwise.
+
+    Not where a type of the numbers was asked for: then they are dequantized to it.
+    """
+    is_open = view.dtype == "auto" and view.load_format != "dummy" and not view.enable_deterministic_inference
+    return config.source == "gguf" and is_open and view.device == "cpu" and compiled.are_there()
+
+
 def resolve_model(view: ResolvingView) -> None:
     refuse_early(view, "load_format", "revision", "download_dir", "quantization")
     config = model_config_of(view)
@@ -71,6 +81,8 @@ def resolve_model(view: ResolvingView) -> None:
             f"--quantization gguf needs a GGUF file, and {config.path} holds none; leave the flag out "
             "or give the .gguf file as --model-path"
         )
+    if _computes_blocks(view, config):
+        view.fill("model_hook", quantization="gguf")
     check_attention_width(view, config)
     _check_sampling_defaults(view, config)
     view.fill("model_hook", context_length=config.context_len)

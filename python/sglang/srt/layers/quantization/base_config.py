@@ -26,6 +26,16 @@ class StoredWeight(ABC):
         """x [rows, in] times the weight: float32 [rows, out], rounded to a shorter type only if need be."""
         return self.apply(x, None).float()
 
+    #: Whether `rows` gives rows of the weight: a tied table then needs no numbers of its own.
+    has_rows = False
+
+    def rows(self, ids: torch.Tensor, out: torch.Tensor, first_id: int, is_share: bool) -> torch.Tensor:
+        """Row `id - first_id` of the weight for each id (int64 [rows]) into out [rows, in].
+
+        Of a share of a longer table, ids of other shares give zeros.
+        """
+        raise NotImplementedError(f"{type(self).__name__} gives no rows")
+
     @abstractmethod
     def unpack(self) -> torch.Tensor:
         """The weight as row-major [out, in], for checks and weight updates."""
@@ -41,11 +51,24 @@ class LinearLayer(Protocol):
 class LinearMethod(ABC):
     """How a layer's weight is loaded and stored; the layer multiplies with `layer.stored.apply`."""
 
+    #: Whether the numbers of a tied head are those of the embedding table.
+    shares_table = False
+
     @abstractmethod
     def create_weights(
-        self, layer: LinearLayer, shape: tuple[int, int], places: Sequence[Place], dtype: torch.dtype
+        self,
+        layer: LinearLayer,
+        shape: tuple[int, int],
+        places: Sequence[Place],
+        dtype: torch.dtype,
+        *,
+        is_table: bool = False,
     ) -> None:
-        """Give the layer a `weight` of this rank's shape [out, in] that packs itself when it is filled."""
+        """Give the layer a `weight` of this rank's shape [out, in] that packs itself when it is filled.
+
+        `is_table` (only where `shares_table`): rows are looked up in it as well, so what is row-major stays
+        unless the stored form gives rows.
+        """
 
     @abstractmethod
     def pack(self, weight: torch.Tensor) -> StoredWeight:

@@ -1,8 +1,9 @@
 """Owns the linear method of GGUF files whose blocks are computed as they are.
 
-Chosen with `--quantization gguf` where the compiled kernels are. Each layer packs the blocks of its parts; x
-is quantized to 8 bits on the way, as the format means it. A layer with a part that is no such block (a float
-type, Q6_K, a share that cuts a block) is dequantized and stored as an unquantized one.
+Chosen for a GGUF file with `--dtype auto`, or by `--quantization gguf`, where the compiled kernels are. Each
+layer packs the blocks of its parts; x is quantized to 8 bits on the way, as the format means it. A layer with
+a part that is no such block (a float type, Q6_K, a share that cuts a block) is dequantized and stored as an
+unquantized one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class BlockStoredWeight(StoredWeight):
     def __init__(self, weight: BlockPart) -> None:
         kernels = compiled_kernels()
         assert kernels is not None  # whoever chose this form has asked
-        self.kernels = kernels.linear
+        self.kernels, self.embedding = kernels.linear, kernels.embedding
         self.outputs = weight.numbers.shape[0]
         self.form = self.kernels.BlockForm[_smallest_form(weight)]
         minima = None if weight.minima is None else weight.minima.half()
@@ -51,6 +52,14 @@ class BlockStoredWeight(StoredWeight):
         out = x.new_empty(x.shape[0], self.outputs, dtype=torch.float32)
         self.kernels.linear_blocks(x, self.packed, None, out, self.form)
         return out
+
+    has_rows = True
+
+    def rows(self, ids: torch.Tensor, out: torch.Tensor, first_id: int, is_share: bool) -> torch.Tensor:
+        rows: torch.Tensor = self.embedding.embed_blocks(
+            ids, self.packed, out, self.form, self.outputs, first_id, is_share
+        )
+        return rows
 
     def unpack(self) -> torch.Tensor:
         weight: torch.Tensor = self.kernels.unpack_blocks(self.packed, self.form, self.outputs).dequantized()
@@ -69,6 +78,7 @@ class BlockParameter(LoadableParameter):
     """Takes the parts of its weight as blocks; its own data is never written, so it takes no memory."""
 
     parts: dict[str, BlockPart | torch.Tensor | None]
+    has_blocks: bool  # whether the file has blocks for some part
 
     def __new__(
         cls,
@@ -79,10 +89,11 @@ class BlockParameter(LoadableParameter):
     ) -> BlockParameter:
         parameter = super().__new__(cls, torch.empty(shape, dtype=dtype), places, on_filled)
         assert isinstance(parameter, BlockParameter)
-        parameter.parts = {}
+        parameter.parts, parameter.has_blocks = {}, False
         return parameter
 
     def read_part(self, place: Place, item: WeightItem) -> bool:
+        self.has_blocks |= item.block > 1
         share, last = place.share, place.dim == 1
         is_cut = last and (share.start % BLOCK or share.length % BLOCK or share.room % BLOCK)
         if share.length == 0:
@@ -125,8 +136,16 @@ class BlockParameter(LoadableParameter):
 class GGUFLinearMethod(LinearMethod):
     """The weight of a layer from the blocks of the file."""
 
+    shares_table = True  # every form that it stores gives rows
+
     def create_weights(
-        self, layer: LinearLayer, shape: tuple[int, int], places: Sequence[Place], dtype: torch.dtype
+        self,
+        layer: LinearLayer,
+        shape: tuple[int, int],
+        places: Sequence[Place],
+        dtype: torch.dtype,
+        *,
+        is_table: bool = False,
     ) -> None:
         layer.weight = BlockParameter(shape, dtype, places, on_filled=lambda: self._store(layer))
 
@@ -142,8 +161,9 @@ class GGUFLinearMethod(LinearMethod):
         if isinstance(whole, BlockPart):
             layer.stored = BlockStoredWeight(whole)
             return
-        names = ", ".join(place.name for place in parameter.places)
-        logger.info("%s: not computed as blocks, because a part is stored or cut otherwise", names)
+        if parameter.has_blocks:
+            names = ", ".join(place.name for place in parameter.places)
+            logger.info("%s: not computed as blocks, because a part is stored or cut otherwise", names)
         layer.stored = self.pack(whole)
 
 

@@ -132,7 +132,7 @@ class PanelWeight(StoredWeight):
         kernels = compiled_kernels()
         assert kernels is not None  # whoever chose this form has asked
         self.outputs, self.inputs = weight.shape
-        self.kernels = kernels.linear
+        self.kernels, self.embedding = kernels.linear, kernels.embedding
         self.panels: torch.Tensor = self.kernels.pack_panels(weight)
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -144,6 +144,14 @@ class PanelWeight(StoredWeight):
         out = x.new_empty(x.shape[0], self.outputs, dtype=torch.float32)
         self.kernels.linear_packed(x, self.panels, None, out)
         return out
+
+    has_rows = True
+
+    def rows(self, ids: torch.Tensor, out: torch.Tensor, first_id: int, is_share: bool) -> torch.Tensor:
+        rows: torch.Tensor = self.embedding.embed_panels(
+            ids, self.panels, out, self.outputs, first_id, is_share
+        )
+        return rows
 
     def unpack(self) -> torch.Tensor:
         weight: torch.Tensor = self.kernels.unpack_panels(self.panels, self.outputs, self.inputs)

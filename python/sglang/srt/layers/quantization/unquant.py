@@ -23,20 +23,29 @@ from sglang.srt.layers.weights.parameter import LoadableParameter, Place
 class UnquantizedLinearMethod(LinearMethod):
     """`layer.weight` is filled, then packed into `layer.stored` and emptied unless that form shares it."""
 
+    shares_table = True
+
     def create_weights(
-        self, layer: LinearLayer, shape: tuple[int, int], places: Sequence[Place], dtype: torch.dtype
+        self,
+        layer: LinearLayer,
+        shape: tuple[int, int],
+        places: Sequence[Place],
+        dtype: torch.dtype,
+        *,
+        is_table: bool = False,
     ) -> None:
         layer.weight = LoadableParameter(
-            torch.empty(shape, dtype=dtype), places, on_filled=lambda: self._store(layer)
+            torch.empty(shape, dtype=dtype), places, on_filled=lambda: self._store(layer, is_table)
         )
 
     def pack(self, weight: torch.Tensor) -> StoredWeight:
         return fastest_form(weight.dtype, weight.device)(weight)
 
-    def _store(self, layer: LinearLayer) -> None:
+    def _store(self, layer: LinearLayer, is_table: bool) -> None:
         weight = layer.weight.data
         layer.stored = self.pack(weight)
-        if not isinstance(layer.stored, RowMajorWeight):
+        looked_up = is_table and not layer.stored.has_rows
+        if not looked_up and not isinstance(layer.stored, RowMajorWeight):
             layer.weight.data = weight.new_empty(0)
 
 

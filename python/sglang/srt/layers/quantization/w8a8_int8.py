@@ -152,7 +152,13 @@ class W8A8Int8LinearMethod(LinearMethod):
     """Each weight quantized as it is read, and packed when its last part is there."""
 
     def create_weights(
-        self, layer: LinearLayer, shape: tuple[int, int], places: Sequence[Place], dtype: torch.dtype
+        self,
+        layer: LinearLayer,
+        shape: tuple[int, int],
+        places: Sequence[Place],
+        dtype: torch.dtype,
+        *,
+        is_table: bool = False,
     ) -> None:
         if shape[1] > MOST_INPUTS:
             raise ValueError(

@@ -11,6 +11,7 @@ import sys
 import torch
 
 from sglang.kernels.compiled import compiled_kernels
+from sglang.kernels.compiled_for import COMPILED_DTYPES
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.quantization.gguf import GGUFConfig
@@ -63,10 +64,10 @@ def _quantization(
         return W8A8Int8Config(with_head=not config.stored_int8)
     if name != "gguf" or config.source != "gguf":
         return UnquantizedConfig()
-    if compiled_kernels() is None:
+    if device.type != "cpu" or dtype not in COMPILED_DTYPES or compiled_kernels() is None:
         logger.warning(
             "--quantization gguf: the blocks of %s are dequantized, because only the compiled kernels "
-            "compute with them; `make kernels` builds these",
+            "compute with them (float32 and bfloat16, on a CPU); `make kernels` builds these",
             config.path,
         )
         return UnquantizedConfig()

@@ -27,6 +27,7 @@ from sglang.srt.arg_groups.overrides import (
     resolution_result,
 )
 from sglang.srt.server_args import ServerArgs, pack_server_args, unpack_server_args
+from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model
 
 
 def decided(record):
@@ -108,6 +109,24 @@ def test_sizes_of_recorded_steps_that_would_have_no_effect_are_refused(resolved,
     monkeypatch.setattr(compiled, "are_there", lambda: True)
     with pytest.raises(ValueError, match=said):
         resolved(**fields)
+
+
+def test_a_gguf_file_is_computed_from_its_blocks_unless_a_type_is_asked_for(resolved, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "are_there", lambda: True)
+    file = write_tiny_gguf(write_tiny_model(tmp_path / "tiny"))
+    record = resolved(model_path=file)
+    assert (result(record, "quantization"), decided_by(record, "quantization")) == ("gguf", "model_hook")
+    for other in (
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"load_format": "dummy"},
+        {"enable_deterministic_inference": True},
+    ):
+        assert result(resolved(model_path=file, **other), "quantization") is None
+    assert result(resolved(model_path=file, quantization="w8a8_int8"), "quantization") == "w8a8_int8"
+    assert result(resolved(), "quantization") is None  # a folder
+    monkeypatch.setattr(compiled, "are_there", lambda: False)
+    assert result(resolved(model_path=file), "quantization") is None
 
 
 def test_recorded_steps_need_the_compiled_kernels(resolved, monkeypatch):

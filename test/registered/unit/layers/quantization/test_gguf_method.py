@@ -48,7 +48,13 @@ def item_of(name, part, *, is_dense=False):
         return BlockPart(cut(part.numbers, 1), cut(part.scales, 32), minima)
 
     return WeightItem(
-        name, "memory", tuple(whole.shape), load, whole.nbytes, load_blocks=None if is_dense else load_blocks
+        name,
+        "memory",
+        tuple(whole.shape),
+        load,
+        whole.nbytes,
+        block=1 if is_dense else 32,
+        load_blocks=None if is_dense else load_blocks,
     )
 
 
@@ -109,6 +115,9 @@ def test_a_part_that_is_no_block_makes_the_layer_a_dense_one(caplog):
     assert not isinstance(layer.stored, BlockStoredWeight)
     assert torch.equal(layer.stored.unpack(), torch.cat([part.dequantized() for part in parts.values()]))
     assert "a.weight, b.weight: not computed as blocks" in caplog.text
+    caplog.clear()
+    fill(column_layer({"a": parts["a"]}), [item_of("a.weight", parts["a"], is_dense=True)])
+    assert not caplog.text, "a file without blocks has nothing to tell"
 
 
 @needs_kernels
@@ -155,6 +164,8 @@ def test_a_model_gives_nearly_the_logits_of_its_dequantized_weights(tmp_path, qu
                 if hasattr(module, "stored")
             }
             assert (kinds == {BlockStoredWeight}) == bool(fields)
+            table = driver.target.model_runner.model.model.embed_tokens.weight
+            assert table.numel() == 0, "a tied head holds the numbers of the table"
     error = (logits[1] - logits[0]).norm() / logits[0].norm()
     assert 0 < error < 0.06, "8-bit inputs of every layer"
 

@@ -5,7 +5,13 @@ under `srt/utils`.
 """
 
 from sglang.srt.platforms.base import is_cpu_only, is_cuda, is_hip, is_npu, is_xpu
-from sglang.srt.platforms.cpu import available_memory_bytes, cpu_count, cpu_flags, cpu_has_bf16
+from sglang.srt.platforms.cpu import (
+    available_memory_bytes,
+    cpu_count,
+    cpu_flags,
+    cpu_has_bf16,
+    return_free_memory,
+)
 
 __all__ = [
     "available_memory_bytes",
@@ -17,4 +23,5 @@ __all__ = [
     "is_hip",
     "is_npu",
     "is_xpu",
+    "return_free_memory",
 ]

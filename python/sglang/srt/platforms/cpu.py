@@ -4,6 +4,7 @@ Read by resolution (dtype, pool size) and by the choice of CPU kernels. Must not
 process asks before any rank exists.
 """
 
+import ctypes
 import os
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,13 @@ def cpu_has_bf16() -> bool:
 def cpu_count() -> int:
     """Cores this process may run on, by its affinity mask and not by the machine."""
     return len(os.sched_getaffinity(0))
+
+
+def return_free_memory() -> None:
+    """Give memory that was freed back to the system; glibc keeps it for later, others do as they like."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:

@@ -23,6 +23,35 @@ def test_the_platform_is_asked_without_loading_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+MEMORY = """
+import ctypes, sys
+from sglang.srt.platforms import return_free_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+pieces = [libc.malloc(60000) for _ in range(2000)]
+for piece in pieces:
+    ctypes.memset(piece, 1, 60000)
+for piece in pieces[:-1]:  # the last one keeps the heap from shrinking by itself
+    libc.free(piece)
+before = resident()
+if sys.argv[1] == "returned":
+    return_free_memory()
+print(before - resident())
+"""
+
+
+@pytest.mark.parametrize("is_returned", [True, False])
+def test_freed_memory_is_returned_where_one_asks_for_it(is_returned):
+    words = [sys.executable, "-c", MEMORY, "returned" if is_returned else "kept"]
+    given_back = int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    assert (given_back > 60_000_000) == is_returned
+
+
 def test_the_utils_name_is_the_platform_question():
     assert utils.is_cuda is is_cuda
 

@@ -20,6 +20,7 @@ from sglang.srt.layers.quantization.w8a8_int8 import W8A8Int8Config, has_int8_ke
 from sglang.srt.model_loader.loader import load_model, open_checkpoint
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.models.registry import model_class
+from sglang.srt.platforms import return_free_memory
 from sglang.srt.runtime_context import get_model, get_parallel
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def build_model(
     with torch.device(device):
         model = model_class(model_config.architecture)(checkpoint.config, dtype=dtype, quant=quant)
     load_model(model, checkpoint, dtype=dtype, show_progress=_is_first_rank() and sys.stderr.isatty())
+    return_free_memory()  # of tensors that were read and packed since
     return model.eval()
 
 

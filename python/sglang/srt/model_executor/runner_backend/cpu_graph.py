@@ -130,6 +130,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sa
         self._open_list = ExitStack()  # the kernel list that is being recorded
         self._is_recording = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled around a recorder; to see to that, torch would import its compiler."""
+        return False
+
     def __exit__(self, *error: Any) -> None:
         self._close_list()
         super().__exit__(*error)  # type: ignore[no-untyped-call]

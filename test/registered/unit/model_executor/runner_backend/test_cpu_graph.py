@@ -5,6 +5,8 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=20, suite="unit-cpu")
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -60,6 +62,33 @@ def test_a_step_from_the_list_gives_the_bits_of_the_eager_one(folder, shape, dty
             graph = recorder.graphs[ShapeKey(size)]
             assert not graph.from_python
             assert len(graph.parts) == 1, "all of a step is one list"
+
+
+RECORDED_ALONE = """
+import sys
+import torch
+from sglang.srt.model_executor.runner_backend import cpu_graph
+from sglang.srt.model_executor.runner_backend.base import ShapeKey
+from sglang.test.test_utils import published_topology
+
+if sys.argv[1] == "as torch has it":
+    del cpu_graph._Recorder._should_skip_dynamo
+    class Recorder(cpu_graph._Recorder):
+        def __torch_dispatch__(self, *rest, **named):
+            return super().__torch_dispatch__(*rest, **named)
+    cpu_graph._Recorder = Recorder
+with published_topology():
+    backend = cpu_graph.CpuGraphBackend()
+    backend.capture(ShapeKey(1), lambda: {"sum": torch.ones(2) + 1})
+    assert backend.replay(ShapeKey(1))["sum"].tolist() == [2.0, 2.0]
+sys.exit("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("recorder", ["ours", "as torch has it"])
+def test_recording_does_not_import_a_compiler_that_takes_most_of_a_second(recorder):
+    words = [sys.executable, "-c", RECORDED_ALONE, recorder]
+    assert subprocess.run(words, check=False).returncode == (recorder != "ours")
 
 
 def test_a_cached_page_of_sixteen_slots_makes_no_difference(folder):

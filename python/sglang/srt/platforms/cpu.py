@@ -38,6 +38,16 @@ def cpu_has_bf16() -> bool:
     return bool(cpu_flags() & _BF16_FLAGS)
 
 
+def cpu_identity() -> str:
+    """The name of the processor and its features."""
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return " ".join([*names[:1], *sorted(parse_cpu_flags(text))])
+
+
 def cpu_count() -> int:
     """Cores this process may run on, by its affinity mask and not by the machine."""
     return len(os.sched_getaffinity(0))

@@ -61,7 +61,7 @@ class Model(Namespace, ns=NS("model")):
     dtype: A[
         str,
         Arg(
-            help="Type of computation; auto on CPU: bfloat16 where the processor has it, else float32.",
+            help="Type of computation; auto on CPU: bfloat16 or float32, whichever is faster, measured once.",
             resolvable=True,
             choices=choices.DTYPES,
             served=("bfloat16", "float", "float32", "half", "float16"),

@@ -208,13 +208,13 @@ def test_the_earlier_hook_is_seen_by_the_later(resolved, monkeypatch):
     assert seen == ["cpu"]
 
 
-@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, "bfloat16"), (False, "float32")])
-def test_auto_dtype_follows_the_processor(resolved, monkeypatch, has_bf16, dtype):
-    monkeypatch.setattr(dtype_hook, "cpu_has_bf16", lambda: has_bf16)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_auto_dtype_is_the_faster_one_of_the_processor(resolved, monkeypatch, dtype):
+    monkeypatch.setattr(dtype_hook, "fastest_dtype", lambda: dtype)
     record = resolved()
     assert result(record, "dtype") == dtype
     # Exact repetition is promised in float32, so there the switch shows as on.
-    assert result(record, "enable_deterministic_inference") is not has_bf16
+    assert result(record, "enable_deterministic_inference") is (dtype == "float32")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_dtype_spellings_mean_one_thing(resolved, said, dtype):
 
 
 def test_exact_repetition_chooses_float32_and_refuses_another_type(resolved, monkeypatch):
-    monkeypatch.setattr(dtype_hook, "cpu_has_bf16", lambda: True)
+    monkeypatch.setattr(dtype_hook, "fastest_dtype", lambda: "bfloat16")
     assert result(resolved(enable_deterministic_inference=True), "dtype") == "float32"
     with pytest.raises(ValueError, match="--dtype is bfloat16"):
         resolved(enable_deterministic_inference=True, dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""Owns the environment a rank process is started with: where it finds modules, and how many threads it has.
+"""Owns the environment a rank process is started with: where it finds modules, its threads, what torch keeps.
 
 Used by whoever starts ranks, benchmarks too. It must not change the environment of this process.
 """
@@ -18,6 +18,10 @@ from sglang.srt.processes.cpu_binding import cores_of_rank
 #: them, and short enough to give its core up to whoever else wants it.
 SPINS_BEFORE_SLEEP = "10000"
 
+#: What torch's products on a CPU keep, compiled, for each shape that they have seen: at a thousand, which is
+#: the default of both, hundreds of megabytes. A step repeats a few dozen.
+SHAPES_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+
 
 def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
     """The environment of one of `num_ranks` ranks on this host.
@@ -30,7 +34,7 @@ def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
     # A PYTHONPATH that was set for children after our start is not on our own path.
     stated = environment.get("PYTHONPATH", "").split(os.pathsep)
     found = dict.fromkeys([*module_search_path(sys.path, main_file), *filter(None, stated)])
-    return {**environment, "PYTHONPATH": os.pathsep.join(found)}
+    return {**SHAPES_KEPT, **environment, "PYTHONPATH": os.pathsep.join(found)}
 
 
 def working_folder() -> str | None:

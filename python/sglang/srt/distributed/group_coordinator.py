@@ -24,9 +24,11 @@ from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
 from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.platforms.device import accelerator_device
 
-__all__ = ["GroupCoordinator"]
+__all__ = ["GroupCoordinator", "counted_collectives"]
 
 _OPS = ("sum", "max", "min")
+#: What counts the collectives of all groups at the moment.
+_listeners: list[Counter[tuple[GroupCoordinator, str]]] = []
 
 
 class GroupCoordinator:
@@ -35,7 +37,7 @@ class GroupCoordinator:
     `ranks` lists world ranks in group order; `src` and `dst` are ranks in the group. `device_group` runs on
     the accelerator's backend, `cpu_group` is always gloo; with backend gloo they are the same. Tensors are
     sent by the device that they are on; objects and barriers use `cpu_group`. `calls` counts collectives that
-    really ran, by the name of the method; those that a recorded graph repeats are not in it.
+    really ran, by the name of the method; whoever repeats recorded ones adds them.
     """
 
     world_size: int
@@ -286,6 +288,8 @@ class GroupCoordinator:
             )
         self._communicator.claim(self)
         self.calls[operation] += 1
+        for heard in _listeners:
+            heard[self, operation] += 1
         with self.translated_errors(operation, timeout_s, reason):
             yield
 
@@ -309,6 +313,17 @@ class GroupCoordinator:
                 timeout_s=self.timeout_s if timeout_s is None else timeout_s,
                 cause=cause,
             ) from error
+
+
+@contextmanager
+def counted_collectives() -> Iterator[Counter[tuple[GroupCoordinator, str]]]:
+    """Count the collectives of a block by group and method; they count in their groups as well."""
+    heard: Counter[tuple[GroupCoordinator, str]] = Counter()
+    _listeners.append(heard)
+    try:
+        yield heard
+    finally:
+        _listeners[:] = [other for other in _listeners if other is not heard]
 
 
 def _check_order(group_name: str, group_ranks: Sequence[Sequence[int]]) -> None:

@@ -119,7 +119,8 @@ def expected_calls(shape: ModelShape, layout: Layout, report: RankReport) -> Cal
 def forward_calls(layers: int, layout: Layout, report: ModelReport) -> Calls:
     """Calls of the forwards of one model.
 
-    Attention and the embedding sum over the attention-TP group, unless the replica was idle. The
+    Attention and the embedding sum over the attention-TP group, unless the replica was idle: a replayed step
+    computes what it recorded on an idle one too. The
     feed-forward of a layer sums over the tensor group; with replicas its rows come from all of them and go
     back: padded rows by all-gather and reduce-scatter (then gathered again inside the replica), exact rows by
     their variable-sized forms, or, where several ranks hold the same rows, by two sums. The head gathers the
@@ -128,7 +129,7 @@ def forward_calls(layers: int, layout: Layout, report: ModelReport) -> Calls:
     tp: Counter[str] = Counter()
     attn_tp: Counter[str] = Counter()
     every, heads = report.num_forwards, report.head_calls
-    attn_tp["all_reduce"] += (every - report.num_idle) * (layers + 1)
+    attn_tp["all_reduce"] += (every - report.num_idle + report.num_idle_replays) * (layers + 1)
     (attn_tp if layout.dp_lm_head else tp)["all_gather"] += heads
     if layout.attn_dp_size == 1:
         tp["all_reduce"] += every * layers

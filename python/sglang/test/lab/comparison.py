@@ -76,6 +76,7 @@ def problems_of(
     asked: Sequence[Placed],
     draft: LabDraft | None = None,
     is_proof: bool = True,
+    is_recorded: bool = False,
 ) -> list[str]:
     """Everything that is wrong with a cell; `worlds` holds the reports in world and rank order.
 
@@ -90,6 +91,8 @@ def problems_of(
             found += (f"{who}: {p}" for p in _memory(layout, shape, report.target))
             found += (f"{who}: {p}" for p in _collectives(layout, shape, report, work))
             found += (f"{who}: {p}" for p in _coverage(layout, report.target))
+            if is_recorded != (report.target.num_replays > 0):
+                found.append(f"{who}: {report.target.num_replays} forwards were replayed from a list")
             found += (f"{who}: {p}" for p in placement_problems(layout, r, report.target))
             if work is not None:
                 found += (f"{who}: draft: {p}" for p in round_problems(work, shape, layout, r, report))

@@ -91,12 +91,13 @@ class Cell:
     in_draft_scope: bool = False
     draft: LabDraft | None = None
     takes_turns: bool = False
+    is_recorded: bool = False
 
     @property
     def name(self) -> str:
         suffix = ("" if self.with_bundle else ", live ranks") + (", draft" if self.in_draft_scope else "")
         suffix += "" if self.draft is None else f", {self.draft.name}"
-        suffix += ", turns" if self.takes_turns else ""
+        suffix += (", turns" if self.takes_turns else "") + (", recorded" if self.is_recorded else "")
         return f"{self.model.name}, {self.layout.name}{suffix}"
 
 
@@ -186,6 +187,7 @@ class LayoutLab:
                 asked=_flat(self._phases(cell)),
                 draft=cell.draft,
                 is_proof=not cell.takes_turns,
+                is_recorded=cell.is_recorded,
             )
             if not result.problems:
                 result.furthest = furthest_logit(scenario, reference, reports)
@@ -275,7 +277,8 @@ class LayoutLab:
             "model_path": self._model_path(cell.model),
             "dtype": "float32",
             "device": "cpu",
-            "attention_backend": "torch_native",
+            "attention_backend": "cpu" if cell.is_recorded else "torch_native",
+            "cuda_graph_backend_decode": "cpu" if cell.is_recorded else "disabled",
             "page_size": cell.model.page_size,
             "max_total_tokens": POOL_TOKENS,
             "max_running_requests": MAX_RUNNING,

@@ -69,6 +69,9 @@ class ModelReport(msgspec.Struct, kw_only=True):
     forwards: dict[str, int] = {}
     #: Forwards of several replicas by padding.
     paddings: dict[str, int] = {}
+    #: Forwards that were replayed from a recorded list, and those of them on an idle replica.
+    num_replays: int = 0
+    num_idle_replays: int = 0
     #: Calls of the head that these forwards need: see `recorders.head_calls`.
     head_calls: int = 0
     #: Forward, by its name above, or `construction` -> what of `PLACEMENT_NAMES` it read.

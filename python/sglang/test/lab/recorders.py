@@ -19,6 +19,8 @@ from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool
 from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.runner.captured_graphs import CapturedGraphs
+from sglang.srt.model_executor.runner_backend.base import Outputs
 from sglang.srt.runtime_context import get_forward, get_parallel
 from sglang.srt.speculative.accept import Accepted
 from sglang.srt.speculative.algorithms import eagle, standalone
@@ -40,6 +42,10 @@ class ForwardRecorder:
         self._runner = runner
         self._kv = kv
         self._forward = runner.forward
+        self._num_replays = self._idle_replays = 0
+        for graph_runner in runner.graph_runners:
+            if graph_runner.graphs is not None:
+                self._count_replays(graph_runner.graphs)
         self._spans_replicas = spans_replicas
         self._forwards: Counter[str] = Counter()
         self._paddings: Counter[str] = Counter()
@@ -51,15 +57,33 @@ class ForwardRecorder:
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
         name = forward_name(batch)
         self._note_placement(name)
+        before = self._num_replays
         output = self._forward(batch)
+        is_replayed = self._num_replays > before
         self._forwards[name] += 1
         if batch.dp_step is not None and self._spans_replicas:
-            self._paddings["max_len" if get_forward().dp_max_padding else "sum_len"] += 1
-        self._head_calls += head_calls(batch, spans_replicas=self._spans_replicas)
+            # Every replica has the rows of the captured size.
+            is_padded = is_replayed or get_forward().dp_max_padding
+            self._paddings["max_len" if is_padded else "sum_len"] += 1
+        # A recorded step scores the rows of every replica once, also of one that is idle.
+        heads = 1 if is_replayed else head_calls(batch, spans_replicas=self._spans_replicas)
+        self._head_calls += heads
+        self._idle_replays += is_replayed and batch.forward_mode is ForwardMode.IDLE
         return output
+
+    def _count_replays(self, graphs: CapturedGraphs) -> None:
+        replay = graphs.replay
+
+        def counted(size: int) -> Outputs:
+            self._num_replays += 1
+            return replay(size)
+
+        graphs.replay = counted  # type: ignore[method-assign]
 
     def report(self) -> ModelReport:
         return ModelReport(
+            num_replays=self._num_replays,
+            num_idle_replays=self._idle_replays,
             parameter_bytes=parameter_bytes(self._runner.model),
             kv_bytes_per_token=kv_bytes_per_token(self._kv),
             forwards=dict(self._forwards),
@@ -213,10 +237,9 @@ def parameter_bytes(model: torch.nn.Module) -> int:
     """
     total = sum(parameter.nbytes for parameter in model.parameters())
     for module in model.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.numel() == 0:  # it was packed, and lies in `stored` now
-            packed: Any = module
-            total += packed.stored.unpack().nbytes
+        weight, stored = module._parameters.get("weight"), getattr(module, "stored", None)
+        if weight is not None and weight.numel() == 0 and stored is not None:  # it was packed
+            total += stored.unpack().nbytes
     return total
 
 

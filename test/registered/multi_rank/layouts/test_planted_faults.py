@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sglang.kernels.compiled import compiled_kernels
 from sglang.test.lab.faults import FAULTS
 from sglang.test.lab.layout_lab import LLAMA, QWEN3, Cell, Layout, LayoutLab
 
@@ -51,6 +52,22 @@ PLANTED = [
         "needs the step that they agreed",
     ),
 ]
+#: The same where decode steps are replayed from lists, exchanges in them.
+PLANTED_RECORDED = [
+    ("layers get the rank below", Cell(TP2, LLAMA, is_recorded=True), "logits differ"),
+    (
+        "one sum skipped by one rank",
+        Cell(TP2, LLAMA, is_recorded=True),
+        "capturing a graph .* gave up in or before",
+    ),
+    ("attention summed over the tensor group", Cell(TP2, QWEN3, is_recorded=True), "attn_tp group: "),
+    ("attention cut by tp_size", Cell(TP2_DP2, QWEN3, is_recorded=True), "logits differ"),
+    (
+        "target in the draft scope, unguarded",
+        Cell(TP2_DP2, LLAMA, is_recorded=True),
+        "the head is cut over 2 ranks",
+    ),
+]
 #: Faults that keep something of one cell and do harm in the next.
 STALE = [
     ("a stale copy of a destroyed group", Cell(TP2, LLAMA), Cell(TP2, QWEN3), "it was destroyed"),
@@ -71,6 +88,18 @@ def test_every_fault_that_can_be_planted_is_planted_here() -> None:
 
 @pytest.mark.parametrize(("fault", "cell", "sign"), PLANTED)
 def test_the_matrix_fails_on_a_planted_fault(lab: LayoutLab, fault: str, cell: Cell, sign: str) -> None:
+    assert_noticed(lab, fault, cell, sign)
+
+
+@pytest.mark.skipif(compiled_kernels() is None, reason="the compiled kernels are not used")
+@pytest.mark.parametrize(("fault", "cell", "sign"), PLANTED_RECORDED)
+def test_the_matrix_fails_on_a_fault_in_recorded_steps(
+    lab: LayoutLab, fault: str, cell: Cell, sign: str
+) -> None:
+    assert_noticed(lab, fault, cell, sign)
+
+
+def assert_noticed(lab: LayoutLab, fault: str, cell: Cell, sign: str) -> None:
     result = lab.run(cell, fault=fault)
     assert not result.passed, f"{fault} went unnoticed"
     assert re.search(sign, result.text()), result.text()

@@ -7,6 +7,7 @@ the function computes. All ranks that capture together call it alike: there are 
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from sglang.srt.distributed.group_coordinator import GroupCoordinator, counted_collectives
 from sglang.srt.model_executor.runner_backend.base import GraphBackend, Outputs, ShapeKey
 from sglang.srt.model_executor.runner_utils.addresses import AddressTable
 from sglang.srt.model_executor.runner_utils.capture_mode import capture_mode
@@ -53,6 +55,7 @@ class CapturedGraphs:
         self.sizes = sorted(sizes)
         self._pads = pads
         self._backend: GraphBackend | None = None
+        self._collectives: dict[int, Counter[tuple[GroupCoordinator, str]]] = {}  # of each size
         self._addresses: AddressTable | None = None
 
     @property
@@ -81,6 +84,8 @@ class CapturedGraphs:
         """Run the graph of a size. The outputs hold until the next replay of any graph of this process."""
         if self._backend is None:
             raise RuntimeError(f"{self.recipe.name}: no graph is captured; call capture() first")
+        for (group, operation), count in self._collectives[size].items():
+            group.calls[operation] += count
         return self._backend.replay(ShapeKey(size))
 
     def check_addresses(self) -> None:
@@ -124,7 +129,9 @@ class CapturedGraphs:
             forward()
         backend.synchronize()
         backend.barrier()
-        backend.capture(ShapeKey(size), forward)
+        with counted_collectives() as collectives:
+            backend.capture(ShapeKey(size), forward)
+        self._collectives[size] = collectives
 
 
 def recapture_all(graphs: Iterable[CapturedGraphs | None]) -> None:

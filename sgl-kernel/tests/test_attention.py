@@ -4,7 +4,15 @@ import pytest
 import torch
 from isa_levels import answers_at
 
-from sgl_kernel.attention import paged_attention, paged_attention_reference
+from sgl_kernel.attention import (
+    kv_shape,
+    paged_attention,
+    paged_attention_reference,
+    read_kv,
+    store_kv,
+    store_kv_reference,
+    write_kv,
+)
 
 #: (heads, kv heads, dim): shared keys, one head each, odd sizes, the widest head.
 HEADS = ((9, 3, 64), (4, 4, 16), (6, 2, 20), (16, 1, 128), (2, 2, 256))
@@ -30,8 +38,8 @@ def make_case(heads, requests, dtype, *, tail=0, seed=0):
     num_heads, kv_heads, dim = heads
     total = sum(keys for keys, _ in requests)
     slots = torch.randperm(total + 9, generator=draw)
-    kv = torch.randn(2 * kv_heads, total + 9, dim, generator=draw).to(dtype)
-    kv[:, slots[total:]] = float("nan")
+    kv = torch.full(kv_shape(kv_heads, total + 9, dim), float("nan"), dtype=dtype)
+    write_kv(kv, slots[:total], torch.randn(2 * kv_heads, total, dim, generator=draw).to(dtype))
     table = torch.full((len(requests) + 2, 512), -1)
     table_rows = torch.randperm(len(requests) + 2, generator=draw)[: len(requests)]
     first = 0
@@ -126,6 +134,80 @@ def test_keys_that_a_row_does_not_see_leave_no_trace(level, dtype, tmp_path):
         assert torch.equal(found[5], wanted[0])
 
 
+def placed(case, slots, count):
+    """The case with the keys of each request in other slots: request after request, in this order."""
+    q, kv, table, table_rows, first_rows, lengths, mask = case
+    moved = torch.full(kv_shape(kv.shape[0] // 2, count, q.shape[2]), float("nan"), dtype=kv.dtype)
+    other, first = torch.full_like(table, -1), 0
+    for row, length in zip(table_rows.tolist(), lengths.tolist(), strict=True):
+        own = slots[first : first + length]
+        write_kv(moved, own, read_kv(kv, table[row, :length], q.shape[2]))
+        other[row, :length] = own
+        first += length
+    return [q, moved, other, table_rows, first_rows, lengths, mask]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_slots_leave_no_trace_in_the_bits(level, dtype, tmp_path):
+    """In blocks, in a run that begins within one, in pages of four, backwards, two requests in turn."""
+    kind, _ = TYPES[dtype]
+    cases = []
+    for heads in ((9, 3, 64), (6, 2, 20)):
+        for tail, requests in ((0, [(130, 40), (47, 1), (101, 1)]), (5, [(130, 3), (47, 3), (101, 3)])):
+            case = make_case(heads, requests, kind, tail=tail)
+            total = sum(keys for keys, _ in requests)
+            blocks, first = [], 0
+            for keys, _ in requests:
+                blocks.append(torch.arange(first, first + keys))
+                first += -(-keys // 16) * 16
+            pages = (torch.randperm(80)[:, None] * 4 + torch.arange(4)).flatten()
+            orders = [torch.cat(blocks), torch.arange(5, 5 + total), pages, torch.arange(400, 0, -1)]
+            orders.append(torch.cat((torch.arange(0, 400, 2), torch.arange(1, 400, 2))))
+            cases += [placed(case, slots, 420) for slots in orders]
+    found = answers_at(level, BODY, [with_out(case) for case in cases], tmp_path)
+    for first in range(0, len(found), 5):
+        for other in found[first + 1 : first + 5]:
+            assert torch.equal(found[first], other)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dim", [64, 20, 7])
+def test_what_is_stored_is_read_back_and_nothing_else_changes(dtype, dim):
+    kind, _ = TYPES[dtype]
+    kv = torch.randn(kv_shape(3, 50, dim)).to(kind)
+    before, slots = kv.clone(), torch.tensor([0, 17, 31, 16, 47])
+    k, v = torch.randn(2, 5, 3, dim).to(kind)
+    store_kv(k, v, kv, slots)
+    assert torch.equal(read_kv(kv, slots, dim), torch.cat((k, v), dim=1).transpose(0, 1))
+    rest = torch.tensor([slot for slot in range(64) if slot not in slots])
+    assert torch.equal(read_kv(kv, rest, dim), read_kv(before, rest, dim))
+    store_kv_reference(k, v, before, slots)
+    assert torch.equal(kv, before)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (0, torch.ones(2, 3, 16), r"k and v are \[rows, kv heads, dim\]"),
+        (2, torch.ones(4, 2, 16), r"kv is contiguous \[2 \* kv heads, blocks"),
+        (2, torch.ones(6, 2, 256), "planes of keys and of values"),
+        (2, torch.ones(4, 2, 256).bfloat16(), "one dtype"),
+        (3, torch.tensor([3]), "an entry a row"),
+        (3, torch.tensor([3, 32]), "slot 32 of 32"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(at, value, said):
+    arguments = [
+        torch.ones(2, 2, 16),
+        torch.ones(2, 2, 16),
+        torch.ones(kv_shape(2, 20, 16)),
+        torch.tensor([3, 7]),
+    ]
+    arguments[at] = value
+    with pytest.raises(RuntimeError, match=said):
+        store_kv(*arguments)
+
+
 def test_rows_that_see_nothing_are_zeros_and_broken_ones_stay_alone():
     case = make_case((4, 2, 16), [(8, 4), (8, 4)], torch.float32, tail=8)
     case[6][0] = False
@@ -160,7 +242,7 @@ def changed(at, value):
     [
         (0, torch.ones(4, 5, 16), "5 heads over 2 kv heads"),
         (0, torch.ones(4, 98, 16), "up to 48 of them share one"),
-        (0, torch.ones(4, 4, 8), r"kv \[2 \* kv heads, slots, dim\]"),
+        (0, torch.ones(4, 4, 17), r"kv is contiguous \[2 \* kv heads, blocks"),
         (0, torch.ones(4, 16, 4).transpose(1, 2), "each row of q"),
         (0, torch.ones(4, 4, 16).bfloat16(), "one dtype"),
         (2, torch.zeros(4, 8, dtype=torch.int64), "9 keys, and the table 8 places"),
@@ -183,4 +265,6 @@ def test_arguments_that_do_not_fit_are_refused(at, value, said):
 def test_the_operator_keeps_torchs_rules():
     case = make_case((4, 2, 16), [(8, 2), (9, 2)], torch.float32, tail=3)
     case[1].nan_to_num_()
+    store_kv_case = [torch.randn(2, 2, 16), torch.randn(2, 2, 16), case[1], torch.tensor([3, 7])]
+    torch.library.opcheck(torch.ops.sgl_kernel.store_kv.default, tuple(store_kv_case))
     torch.library.opcheck(torch.ops.sgl_kernel.paged_attention.default, tuple(with_out(case)))

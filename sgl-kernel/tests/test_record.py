@@ -5,7 +5,13 @@ import threading
 import pytest
 import torch
 
-from sgl_kernel.attention import paged_attention, paged_attention_reference, store_kv, store_kv_reference
+from sgl_kernel.attention import (
+    kv_shape,
+    paged_attention,
+    paged_attention_reference,
+    store_kv,
+    store_kv_reference,
+)
 from sgl_kernel.elementwise import silu_and_mul, silu_and_mul_reference
 from sgl_kernel.embedding import embed_rows
 from sgl_kernel.linear import linear_packed, pack_panels
@@ -43,7 +49,7 @@ def test_calls_run_in_their_order_and_only_those_of_the_block_are_kept():
 
 def test_attention_follows_lengths_slots_and_keys_that_change():
     draw = torch.Generator().manual_seed(1)
-    kv, q = torch.randn(4, 20, 8, generator=draw), torch.randn(2, 4, 8, generator=draw)
+    kv, q = torch.randn(kv_shape(2, 20, 8), generator=draw), torch.randn(2, 4, 8, generator=draw)
     k, v = torch.randn(2, 2, 8, generator=draw), torch.randn(2, 2, 8, generator=draw)
     table = torch.stack([torch.randperm(20, generator=draw) for _ in range(3)])
     rows, firsts, lengths = torch.tensor([0, 2]), torch.tensor([0, 1, 2]), torch.tensor([3, 5])
@@ -65,7 +71,7 @@ def test_attention_follows_lengths_slots_and_keys_that_change():
 
 
 def test_what_would_read_outside_of_the_table_is_refused_in_a_replay_too():
-    kv, q, out = torch.zeros(2, 8, 4), torch.zeros(1, 1, 4), torch.empty(1, 4)
+    kv, q, out = torch.zeros(kv_shape(1, 8, 4)), torch.zeros(1, 1, 4), torch.empty(1, 4)
     lengths, slots = torch.tensor([2]), torch.tensor([1])
     zero, firsts, table = torch.tensor([0]), torch.tensor([0, 1]), torch.arange(8)[None]
     calls = CallList()
@@ -76,8 +82,8 @@ def test_what_would_read_outside_of_the_table_is_refused_in_a_replay_too():
     with pytest.raises(RuntimeError, match="9 keys, and the table 8 places"):
         calls.play()
     lengths.fill_(2)
-    slots.fill_(8)
-    with pytest.raises(RuntimeError, match="slot 8 of 8"):
+    slots.fill_(16)
+    with pytest.raises(RuntimeError, match="slot 16 of 16"):
         calls.play()
     slots.fill_(0)
     calls.play()

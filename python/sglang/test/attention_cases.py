@@ -17,6 +17,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVSp
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool
+from sglang.test.spoiled_slots import spoil
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -51,13 +52,6 @@ class AttentionCases:
         self.backend = backend(self.pool, self.table)
         self.layer = RadixAttention(sizes.heads, sizes.dim, sizes.dim**-0.5, sizes.kv_heads, 0)
 
-    @property
-    def kv(self) -> torch.Tensor:
-        """The storage of the layer, [2 * kv heads, slots, dim]."""
-        storage = self.pool.layer(0)
-        assert isinstance(storage, torch.Tensor)
-        return storage
-
     def number(self, low: int, high: int) -> int:
         """A random number from `low` to `high`, both included."""
         return int(torch.randint(low, high + 1, (1,), generator=self.draw))
@@ -81,10 +75,11 @@ class AttentionCases:
         What the requests had before is filled with random numbers, all other slots but page 0 with NaN.
         """
         requests = torch.randperm(self.sizes.num_requests, generator=self.draw)[: len(lengths)]
-        self.kv[:, self.sizes.page_size :] = float("nan")
+        page_size = self.sizes.page_size
+        spoil(self.pool, 0, torch.arange(page_size, self.pool.size + page_size))
         for request, length in zip(requests, lengths, strict=True):
             own = self.table[request, : length - width]
-            self.kv[:, own] = self._normal(self.kv.shape[0], len(own), self.sizes.dim)
+            self.pool.write(0, own, self._normal(2 * self.sizes.kv_heads, len(own), self.sizes.dim))
         positions = torch.tensor([range(length - width, length) for length in lengths])
         return ForwardBatch(
             forward_mode=mode,
@@ -123,8 +118,7 @@ class AttentionCases:
         answers = []
         for b, length in enumerate(batch.seq_lens_list):
             slots = self.table[batch.req_pool_indices[b], :length]
-            keys = self.kv[: sizes.kv_heads, slots].double()
-            values = self.kv[sizes.kv_heads :, slots].double()
+            keys, values = self.pool.read(0, slots).double().chunk(2)
             for r in range(width):
                 seen = list(range(length - width + r + 1))
                 if tail_mask is not None:

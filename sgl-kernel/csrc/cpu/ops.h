@@ -86,19 +86,36 @@ struct SiluAndMul {
 constexpr int64_t kMostQueries = 48;
 constexpr int64_t kMostHeadDim = 256;
 
+// How the cache holds keys and values: blocks of 16 slots, planes of blocks, `padded_dim` numbers a slot. Keys: for each dimension
+// (two of them at 16 bits) one number of each slot, so that scores need no sums across a register. Values: the dimensions of a
+// slot in order, at 16 bits those of two slots in turn, as a product of pairs wants them.
+constexpr int64_t kBlockSlots = 16;
+
+template <typename T>
+struct KvBlock {
+  static constexpr int64_t together = 4 / static_cast<int64_t>(sizeof(T));
+
+  static constexpr int64_t key_place(int64_t slot, int64_t d) {
+    return (d / together * kBlockSlots + slot) * together + d % together;
+  }
+  static constexpr int64_t value_place(int64_t slot, int64_t d, int64_t padded_dim) {
+    return (slot / together * padded_dim + d) * together + slot % together;
+  }
+};
+
 // Attention of some rows of each request over its slots of the cache. Row r of request b is at `first_rows[b] + r`; it sees the
 // keys up to its own, which is `lengths[b] - rows of b + r`, or what `tail_mask` says of the last `tail` ones.
 template <typename T>
 struct PagedAttention {
   const T* q;                  // [rows, heads, dim], rows `q_stride` apart
-  const T* kv;                 // [2 * kv heads, slots, dim]: all key heads, then all value heads
+  const T* kv;                 // [2 * kv heads, blocks, 16 * padded_dim], as KvBlock says: all key heads, then all value heads
   const int64_t* table;        // [table rows, table_stride]: the slots of a request in order
   const int64_t* table_rows;   // [requests]
   const int64_t* first_rows;   // [requests + 1]
   const int64_t* lengths;      // [requests]
   const bool* tail_mask;       // [requests, width, tail], or null; then every request has `width` rows
   T* out;                      // [rows, heads * dim]
-  int64_t requests, heads, kv_heads, dim, slots, table_stride, q_stride, width, tail;
+  int64_t requests, heads, kv_heads, dim, padded_dim, blocks, table_stride, q_stride, width, tail;
   float scale;
 };
 
@@ -129,7 +146,8 @@ constexpr int64_t attention_queries(int64_t keys, int64_t groups) {
 // Bytes of scratch that one share of attention needs.
 constexpr int64_t attention_scratch_bytes(int64_t most_keys, int64_t groups) {
   const int64_t small = 512 << 10, one_row = groups * score_stride(most_keys) * 4;
-  return small > one_row ? small : one_row;
+  const int64_t runs = score_stride(most_keys) / kBlockSlots * 8;
+  return runs + (small > one_row ? small : one_row);
 }
 
 // Bytes of scratch that one share of a linear kernel needs.

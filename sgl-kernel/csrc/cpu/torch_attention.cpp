@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
-#include <cstring>
 #include <optional>
 
 #include "ops.h"
@@ -78,7 +77,8 @@ void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& t
   call.heads = q.size(1);
   call.kv_heads = kv.size(0) / 2;
   call.dim = q.size(2);
-  call.slots = kv.size(1);
+  call.blocks = kv.size(1);
+  call.padded_dim = kv.size(2) / sgl::kBlockSlots;
   call.table_stride = table.size(1);
   call.q_stride = q.stride(0);
   call.scale = static_cast<float>(scale);
@@ -98,44 +98,73 @@ void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& t
   });
 }
 
-// The new keys and values of each row go to its slot: a copy a head.
+// A cache of `heads` kv heads of `dim` numbers, as KvBlock says.
+void check_cache(const Tensor& kv, int64_t dim, const char* name) {
+  STD_TORCH_CHECK(kv.dim() == 3 && kv.is_contiguous() && kv.size(0) > 0 && kv.size(0) % 2 == 0 &&
+                      kv.size(2) == (dim + 15) / 16 * 16 * sgl::kBlockSlots,
+                  name, ": kv is contiguous [2 * kv heads, blocks, 16 * dim], dim rounded up to 16");
+}
+
+template <typename T>
+void store_rows(const T* k, const T* v, int64_t k_stride, int64_t v_stride, T* kv, const int64_t* slots, int64_t rows, int64_t heads,
+                int64_t dim, int64_t padded_dim, int64_t blocks) {
+  using Block = sgl::KvBlock<T>;
+  const int64_t size = sgl::kBlockSlots * padded_dim;
+  for (int64_t row = 0; row < rows; ++row) {
+    STD_TORCH_CHECK(slots[row] >= 0 && slots[row] < blocks * sgl::kBlockSlots, "store_kv: slot ", slots[row], " of ",
+                    blocks * sgl::kBlockSlots);
+    const int64_t block = slots[row] / sgl::kBlockSlots, slot = slots[row] % sgl::kBlockSlots;
+    for (int64_t head = 0; head < heads; ++head) {
+      const T *key = k + row * k_stride + head * dim, *value = v + row * v_stride + head * dim;
+      T* keys = kv + (head * blocks + block) * size + Block::key_place(slot, 0);
+      T* values = kv + ((heads + head) * blocks + block) * size + Block::value_place(slot, 0, padded_dim);
+      for (int64_t d = 0; d < padded_dim; d += Block::together) {  // behind the last dimension zeros
+        for (int64_t i = 0; i < Block::together; ++i) {
+          keys[Block::key_place(0, d) + i] = d + i < dim ? key[d + i] : T{};
+          values[(d + i) * Block::together] = d + i < dim ? value[d + i] : T{};
+        }
+      }
+    }
+  }
+}
+
+// The new keys and values of each row go to its slot; nothing is computed, so 16 and 32 bits are all that matters.
 void store_kv(Tensor k, Tensor v, Tensor kv, Tensor slots) {
-  STD_TORCH_CHECK(k.dim() == 3 && v.dim() == 3 && kv.dim() == 3 && kv.is_contiguous() && kv.size(0) == 2 * k.size(1) &&
-                      kv.size(2) == k.size(2) && v.size(0) == k.size(0) && v.size(1) == k.size(1) && v.size(2) == k.size(2),
-                  "store_kv: k and v are [rows, kv heads, dim] and kv is contiguous [2 * kv heads, slots, dim]");
-  STD_TORCH_CHECK(k.scalar_type() == kv.scalar_type() && v.scalar_type() == kv.scalar_type(),
-                  "store_kv: k, v and kv have one dtype");
-  const int64_t dim = k.size(2), rows = k.size(0), heads = k.size(1), num_slots = kv.size(1);
+  STD_TORCH_CHECK(k.dim() == 3 && v.dim() == 3 && v.size(0) == k.size(0) && v.size(1) == k.size(1) && v.size(2) == k.size(2),
+                  "store_kv: k and v are [rows, kv heads, dim]");
+  check_cache(kv, k.size(2), "store_kv");
+  STD_TORCH_CHECK(kv.size(0) == 2 * k.size(1), "store_kv: kv has planes of keys and of values of each kv head");
+  STD_TORCH_CHECK(k.scalar_type() == kv.scalar_type() && v.scalar_type() == kv.scalar_type() &&
+                      (k.element_size() == 2 || k.element_size() == 4),
+                  "store_kv: k, v and kv have one dtype, of 16 or 32 bits");
+  const int64_t dim = k.size(2), rows = k.size(0), heads = k.size(1), blocks = kv.size(1);
+  const int64_t padded_dim = kv.size(2) / sgl::kBlockSlots, k_stride = k.stride(0), v_stride = v.stride(0);
   STD_TORCH_CHECK(rows == 0 || (k.stride(2) == 1 && v.stride(2) == 1 && k.stride(1) == dim && v.stride(1) == dim),
                   "store_kv: the heads of a row of k and of v lie side by side");
   const int64_t* numbers = numbers_of(slots, "slots", 1);
   STD_TORCH_CHECK(slots.size(0) == rows, "store_kv: slots has an entry a row");
-  const int64_t size = k.element_size(), bytes = dim * size;
-  char* cache = static_cast<char*>(kv.mutable_data_ptr());
-  const char* sources[2] = {static_cast<const char*>(k.const_data_ptr()), static_cast<const char*>(v.const_data_ptr())};
-  const int64_t strides[2] = {k.stride(0) * size, v.stride(0) * size};
+  const bool narrow = k.element_size() == 2;
+  const void *key = k.const_data_ptr(), *value = v.const_data_ptr();
+  void* cache = kv.mutable_data_ptr();
   sgl::submit([=] {
-    for (int64_t row = 0; row < rows; ++row) {
-      STD_TORCH_CHECK(numbers[row] >= 0 && numbers[row] < num_slots, "store_kv: slot ", numbers[row], " of ", num_slots);
-      for (int64_t plane = 0; plane < 2 * heads; ++plane) {
-        const int64_t which = plane / heads;
-        std::memcpy(cache + (plane * num_slots + numbers[row]) * bytes,
-                    sources[which] + row * strides[which] + plane % heads * bytes, bytes);
-      }
-    }
+    const auto store = [&]<typename T>(T*) {
+      store_rows(static_cast<const T*>(key), static_cast<const T*>(value), k_stride, v_stride, static_cast<T*>(cache), numbers, rows,
+                 heads, dim, padded_dim, blocks);
+    };
+    narrow ? store(static_cast<uint16_t*>(nullptr)) : store(static_cast<uint32_t*>(nullptr));
   });
 }
 
 void paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tensor first_rows, Tensor lengths,
                      std::optional<Tensor> tail_mask, Tensor out, double scale) {
-  STD_TORCH_CHECK(q.dim() == 3 && kv.dim() == 3 && kv.size(0) > 0 && kv.size(0) % 2 == 0 && kv.size(2) == q.size(2),
-                  "paged_attention: q is [rows, heads, dim] and kv [2 * kv heads, slots, dim]");
+  STD_TORCH_CHECK(q.dim() == 3, "paged_attention: q is [rows, heads, dim]");
+  check_cache(kv, q.size(2), "paged_attention");
   const int64_t heads = q.size(1), kv_heads = kv.size(0) / 2, dim = q.size(2);
   STD_TORCH_CHECK(heads % kv_heads == 0 && heads / kv_heads <= sgl::kMostQueries, "paged_attention: ", heads,
                   " heads over ", kv_heads, " kv heads; up to ", sgl::kMostQueries, " of them share one");
   STD_TORCH_CHECK(dim > 0 && dim <= sgl::kMostHeadDim, "paged_attention: heads of 1 to ", sgl::kMostHeadDim, ", got ", dim);
-  STD_TORCH_CHECK((q.size(0) == 0 || (q.stride(2) == 1 && q.stride(1) == dim)) && kv.is_contiguous() && out.is_contiguous(),
-                  "paged_attention: kv, out and each row of q are contiguous");
+  STD_TORCH_CHECK((q.size(0) == 0 || (q.stride(2) == 1 && q.stride(1) == dim)) && out.is_contiguous(),
+                  "paged_attention: out and each row of q are contiguous");
   STD_TORCH_CHECK(out.dim() == 2 && out.size(0) == q.size(0) && out.size(1) == heads * dim,
                   "paged_attention: out is [rows, heads * dim]");
   STD_TORCH_CHECK(kv.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type(),

@@ -1,11 +1,56 @@
-"""Owns attention over a paged cache: the call, what `torch.compile` needs to know, and the torch reference.
+"""Owns attention over a paged cache: the calls, how keys and values lie in it, and the torch references.
 
-Read by the attention back ends and the tests.
+Read by the attention back ends and the tests. A cache of one layer is [2 * kv heads, blocks, 16 * padded
+dim], all key heads before all value heads, a block being 16 slots and the padded dim a multiple of 16. Keys
+are [padded dim / n, 16, n] within a block and values [16 / n, padded dim, n], where n numbers fill 32 bits:
+one register then has a dimension of many keys, and no sum goes across it. Only this file and `KvBlock` of the
+compiled part know that; others use `kv_shape`, `read_kv`, `write_kv` and `store_kv`.
 """
 
 from __future__ import annotations
 
 import torch
+
+#: Slots of a block. A request whose keys fill blocks in order is read without being put in order first.
+KV_BLOCK_SLOTS = 16
+
+
+def kv_shape(kv_heads: int, slots: int, dim: int) -> tuple[int, int, int]:
+    """The shape of the cache of one layer that has room for `slots` slots."""
+    return 2 * kv_heads, -(-slots // KV_BLOCK_SLOTS), -(-dim // 16) * 16 * KV_BLOCK_SLOTS
+
+
+def read_kv(kv: torch.Tensor, slots: torch.Tensor, dim: int) -> torch.Tensor:
+    """Keys and values of some slots: [2 * kv heads, slots, dim], all key heads, then all value heads."""
+    heads = kv.shape[0] // 2
+    blocks, within = slots // KV_BLOCK_SLOTS, slots % KV_BLOCK_SLOTS
+    keys, values = _planes(kv)
+    found_keys = keys[:, blocks, :, within].permute(1, 0, 2, 3).reshape(heads, len(slots), -1)
+    together = keys.shape[-1]
+    found_values = values[:, blocks, within // together, :, within % together].transpose(0, 1)
+    return torch.cat((found_keys, found_values))[..., :dim]
+
+
+def write_kv(kv: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Sets some slots, each named once, to what `read_kv` would give: rows is [2 * kv heads, slots, dim]."""
+    heads, padded = kv.shape[0] // 2, kv.shape[2] // KV_BLOCK_SLOTS
+    blocks, within = slots // KV_BLOCK_SLOTS, slots % KV_BLOCK_SLOTS
+    keys, values = _planes(kv)
+    together = keys.shape[-1]
+    rows = torch.nn.functional.pad(rows, (0, padded - rows.shape[-1]))
+    new_keys = rows[:heads].unflatten(-1, (-1, together)).transpose(0, 1)
+    keys[:, blocks, :, within] = new_keys
+    values[:, blocks, within // together, :, within % together] = rows[heads:].transpose(0, 1)
+
+
+def _planes(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the keys [heads, blocks, dim / n, 16, n] and the values [heads, blocks, 16 / n, dim, n]."""
+    padded, together = kv.shape[2] // KV_BLOCK_SLOTS, 4 // kv.element_size()
+    keys, values = kv.chunk(2)
+    return (
+        keys.unflatten(2, (padded // together, KV_BLOCK_SLOTS, together)),
+        values.unflatten(2, (KV_BLOCK_SLOTS // together, padded, together)),
+    )
 
 
 def paged_attention(
@@ -21,24 +66,24 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention of some rows of each request over its slots; what a row gives depends on its own keys alone.
 
-    q: [rows, heads, dim], kv: [2 * kv heads, slots, dim] (all key heads, then all value heads), out: [rows,
-    heads * dim], float32 or bfloat16. The rows of request b are `first_rows[b] : first_rows[b + 1]` of q, its
-    keys the slots `table[table_rows[b], : lengths[b]]`. Row r of n sees the keys up to its own, which is
-    `lengths[b] - n + r`; with tail_mask [requests, n, tail] it sees all keys but the last `tail`, and of
-    these what the mask says. All indices are int64. A row that sees no key gives zeros.
+    q: [rows, heads, dim], kv: as `kv_shape` says, out: [rows, heads * dim], float32 or bfloat16. The rows of
+    request b are `first_rows[b] : first_rows[b + 1]` of q, its keys the slots `table[table_rows[b], :
+    lengths[b]]`. Row r of n sees the keys up to its own, which is `lengths[b] - n + r`; with tail_mask
+    [requests, n, tail] it sees all keys but the last `tail`, and of these what the mask says. All indices are
+    int64. A row that sees no key gives zeros.
     """
     torch.ops.sgl_kernel.paged_attention(q, kv, table, table_rows, first_rows, lengths, tail_mask, out, scale)
     return out
 
 
 def store_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
-    """Writes k and v [rows, kv heads, dim] into the slots (int64 [rows]) of kv [2 * kv heads, slots, dim]."""
+    """Writes k and v [rows, kv heads, dim] into the slots (int64 [rows]) of kv, as `kv_shape` says."""
     torch.ops.sgl_kernel.store_kv(k, v, kv, slots)
 
 
 def store_kv_reference(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
     """The same in torch."""
-    kv.index_copy_(1, slots, torch.cat((k, v), dim=1).transpose(0, 1))
+    write_kv(kv, slots, torch.cat((k, v), dim=1).transpose(0, 1))
 
 
 def paged_attention_reference(
@@ -62,7 +107,7 @@ def paged_attention_reference(
             tail = tail_mask.shape[2]
             seen[:, : length - tail] = True
             seen[:, length - tail :] = tail_mask[b]
-        keys, values = kv[:, slots].double().repeat_interleave(groups, dim=0).chunk(2)
+        keys, values = read_kv(kv, slots, q.shape[2]).double().repeat_interleave(groups, dim=0).chunk(2)
         values = torch.where(seen.any(dim=0)[:, None], values, 0.0)  # what nobody sees may be anything
         scores = (q[begin:end].double().transpose(0, 1) @ keys.transpose(1, 2)) * scale
         scores = scores.masked_fill(~seen, float("-inf"))

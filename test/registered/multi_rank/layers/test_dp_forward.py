@@ -16,6 +16,7 @@ from sglang.srt.distributed.errors import CollectiveError
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.runtime_context import get_parallel
 from sglang.test.multi_rank import run_ranks
+from sglang.test.spoiled_slots import spoil
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.waiting import HANG_GUARD_S
 from sglang.test.worker_driver import DrivenSequence, WorkerDriver, driven_worker
@@ -131,7 +132,7 @@ class Replica:
         """One request of replica 1 has NaN in its cache: it fails there, and nothing else does."""
         if self.number == 1:
             slot = self.seq("b").slots[1]
-            self.driver.worker.pools.kv.layer(0)[:, slot] = float("nan")
+            spoil(self.driver.worker.pools.kv, 0, torch.tensor([slot]))
         parts: list[Part] = [{"a": 1}, {"b": 1, "c": 1}, {}, {}]
         replicas = get_parallel().attn_dp_size
         step = DpStep([1, 2, 0, 0][:replicas], [1, 3, 0, 0][:replicas], is_extend=False)

@@ -8,6 +8,7 @@ import torch
 from sglang.srt.batch.forward_batch import NOT_FINITE, ForwardBatch, ForwardMode
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.test.spoiled_slots import spoil
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model
 from sglang.test.worker_driver import driven_worker
 
@@ -106,7 +107,7 @@ def test_a_poisoned_request_fails_alone_and_its_neighbours_answer_as_before(driv
     healthy = driver.generate([driver.add(ids) for ids in prompts], 5)
     seqs = [driver.add(ids) for ids in prompts]
     driver.step([(seq, len(seq.ids)) for seq in seqs])
-    driver.worker.pools.kv.layer(0)[:, seqs[1].slots[3]] = float("nan")
+    spoil(driver.worker.pools.kv, 0, torch.tensor([int(seqs[1].slots[3])]))
     for _ in range(4):
         result = driver.step([(seq, 1) for seq in seqs], decode=True)
         assert result.failures == [None, NOT_FINITE, None]

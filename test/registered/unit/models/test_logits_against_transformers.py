@@ -5,6 +5,7 @@ register_cpu_ci(est_time=20, suite="unit-cpu")
 import pytest
 import torch
 
+from sglang.test.spoiled_slots import spoil
 from sglang.test.tiny_models import write_tiny_model
 from sglang.test.worker_driver import driven_worker
 
@@ -122,7 +123,7 @@ def test_slots_used_before_do_not_shine_through(driver, theirs):
     first, a = driver.add(prompt(100, 5)), driver.add(long)
     driver.logits([(first, 100), (a, 59)])
     for layer in range(2):
-        driver.worker.pools.kv.layer(layer)[:, first.slots] = float("nan")
+        spoil(driver.worker.pools.kv, layer, torch.as_tensor(first.slots))
     driver.drop(first)
     b = driver.add(short)
     assert b.req_pool_idx == first.req_pool_idx

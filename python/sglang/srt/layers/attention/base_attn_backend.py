@@ -42,8 +42,12 @@ class KVLayout(Protocol):
         """Storage for `num_pages` pages of `page_size` tokens: one opaque object per layer."""
         ...
 
-    def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy slots `sources` [n] of one layer to slots `targets` [n], reading all before writing any."""
+    def read(self, layer: object, slots: torch.Tensor, head_dim: int) -> torch.Tensor:
+        """What lies in slots [n] of one layer, as [2 * kv heads, n, head_dim]: keys, then values; a copy."""
+        ...
+
+    def write(self, layer: object, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Set slots [n], each named once, to rows [2 * kv heads, n, head_dim], as `read` gives them."""
 
 
 class KVPool(Protocol):

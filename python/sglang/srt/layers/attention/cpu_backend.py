@@ -13,7 +13,7 @@ import torch
 from sglang.kernels.compiled import compiled_kernels
 from sglang.kernels.compiled_for import COMPILED_DTYPES
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, Plan, PlanShape
-from sglang.srt.layers.attention.head_major_layout import HeadMajorLayout
+from sglang.srt.layers.attention.kv_block_layout import KVBlockLayout
 from sglang.srt.layers.attention.torch_native_plan import rows_per_request
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class CpuPlan(Plan):
 class CpuBackend(AttentionBackend):
     """Store, then one kernel over the slots of each request."""
 
-    kv_layout = HeadMajorLayout()
+    kv_layout = KVBlockLayout()
 
     def __init__(self, pool: KVPool, req_to_token: torch.Tensor) -> None:
         kernels = compiled_kernels()

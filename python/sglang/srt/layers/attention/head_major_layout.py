@@ -1,4 +1,4 @@
-"""Owns the page layout of the CPU back ends: all heads of a layer in one tensor, keys before values.
+"""Owns the page layout of attention in torch: all heads of a layer in one tensor, keys before values.
 
 Read by the back ends that use it. It must not know how they attend.
 """
@@ -27,6 +27,10 @@ class HeadMajorLayout:
             storage[:, :page_size].zero_()
         return layers
 
-    def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    def read(self, layer: object, slots: torch.Tensor, head_dim: int) -> torch.Tensor:
         assert isinstance(layer, torch.Tensor)  # as allocate made it
-        layer.index_copy_(1, targets, layer.index_select(1, sources))
+        return layer.index_select(1, slots)
+
+    def write(self, layer: object, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        assert isinstance(layer, torch.Tensor)
+        layer.index_copy_(1, slots, rows)

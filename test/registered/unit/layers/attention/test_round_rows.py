@@ -12,6 +12,7 @@ import torch
 from sglang.srt.batch.forward_batch import ForwardMode
 from sglang.srt.layers.attention import torch_native_plan
 from sglang.test.attention_cases import AttentionCases, Sizes
+from sglang.test.spoiled_slots import spoil
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND, ForwardMode.DECODE)
@@ -78,7 +79,7 @@ def test_a_chain_in_one_round_equals_its_tokens_one_by_one():
     together = cases.run(batch, (q, k, v)).view(3, 4, -1)
     for r in range(4):
         slots = batch.out_cache_loc.view(3, 4)[:, r:].clone()
-        cases.kv[:, slots] = float("nan")
+        spoil(cases.pool, 0, slots.flatten())
         ends = [length - 3 + r for length in lengths]
         step = dataclasses.replace(
             batch,

@@ -18,7 +18,8 @@ class FreePages:
     """The set of free pages.
 
     Pages of one request are neighbours where possible; single ones are taken from the far end. `_sorted` is
-    ascending; `_returned` holds pages given back since it was last sorted.
+    ascending; `_returned` holds pages given back since it was last sorted. Pages may also be claimed by
+    number; `_sorted` is then made anew before it is used.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -26,6 +27,7 @@ class FreePages:
         self._sorted: np.ndarray = np.arange(RESERVED_PAGES, self.num_pages + RESERVED_PAGES, dtype=np.int64)
         self._returned: list[np.ndarray] = []
         self._num_free = self.num_pages
+        self._claimed = False  # pages that `_sorted` still lists
         self._held: np.ndarray = np.zeros(self.num_pages + RESERVED_PAGES, dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -38,6 +40,8 @@ class FreePages:
         """
         if count > self._num_free:
             return None
+        if self._claimed:
+            self._sort()
         if together and count > 1:
             pages = self._take_run(count)
         else:
@@ -49,6 +53,32 @@ class FreePages:
         self._held[pages] = True
         self._num_free -= count
         return pages
+
+    def are_free(self, pages: np.ndarray) -> np.ndarray:
+        """Whether each of `pages` is free, bool; numbers outside of the pool are not."""
+        inside = (pages >= RESERVED_PAGES) & (pages < len(self._held))
+        free: np.ndarray = inside & ~self._held[np.where(inside, pages, 0)]
+        return free
+
+    def free_blocks(self, block: int, first: int = 0, end: int | None = None) -> np.ndarray:
+        """Numbers of the blocks of `block` pages, of those from `first` up to `end`, that are wholly free."""
+        held = self._held[first * block : None if end is None else end * block]
+        held = held[: len(held) // block * block].reshape(-1, block).any(axis=1)
+        if first == 0 and len(held):
+            held[0] = True  # the reserved page is in it
+        return np.flatnonzero(~held) + first
+
+    def any_free(self) -> int:
+        """The highest free page; there must be one."""
+        if self._claimed or not len(self._sorted):
+            self._sort()
+        return int(self._sorted[-1])
+
+    def claim(self, pages: np.ndarray) -> None:
+        """Take these free pages, each named once."""
+        self._held[pages] = True
+        self._num_free -= len(pages)
+        self._claimed = True
 
     def give_back(self, pages: np.ndarray) -> None:
         if len(pages) == 0:
@@ -87,10 +117,9 @@ class FreePages:
         return start if is_run[start] else None
 
     def _sort(self) -> None:
-        if self._returned:
-            self._sorted = np.concatenate((self._sorted, *self._returned))
-            self._sorted.sort(kind="stable")
-            self._returned = []
+        if self._returned or self._claimed:
+            self._sorted = np.flatnonzero(~self._held[RESERVED_PAGES:]) + RESERVED_PAGES
+            self._returned, self._claimed = [], False
 
 
 class SlotAllocator(ABC):

@@ -110,3 +110,63 @@ def test_no_slot_is_ever_held_twice(page_size: int, asks: list[int]) -> None:
         pages = [page for slots in held for page in set((slots // page_size).tolist())]
         assert len(pages) == len(set(pages))
         assert len(pages) * page_size + allocator.available_size() == allocator.size
+
+
+def in_blocks(slots: np.ndarray, first: int = 0) -> bool:
+    """Whether tokens from `first` on lie at their place of blocks of 16 neighbours."""
+    places = np.arange(first, first + len(slots))
+    begins = slots - places % 16
+    return bool((begins % 16 == 0).all()) and len(set(begins.tolist())) == len(set((places // 16).tolist()))
+
+
+def test_requests_that_grow_side_by_side_keep_blocks_of_their_own() -> None:
+    """Prompts of odd lengths, in chunks, then 60 steps together, some of two tokens."""
+    allocator = make_slot_allocator(1000, 1)
+    tables = []
+    for length in (5, 30, 16, 47):
+        slots = allocator.alloc_extend(0, length - 3, 0)
+        assert slots is not None
+        more = allocator.alloc_extend(length - 3, length, int(slots[-1]))
+        assert more is not None
+        tables.append(np.concatenate((slots, more)))
+    for step in range(60):
+        count = 2 if step % 5 == 0 else 1
+        lengths = np.repeat([len(table) for table in tables], count)
+        positions = lengths + np.tile(np.arange(count), len(tables))
+        taken = allocator.alloc_decode(positions, lengths, np.repeat([t[-1] for t in tables], count))
+        assert taken is not None
+        tables = [np.concatenate(pair) for pair in zip(tables, taken.reshape(-1, count), strict=True)]
+    assert all(in_blocks(table) for table in tables)
+    assert len(set(np.concatenate(tables).tolist())) == sum(map(len, tables))
+
+
+def test_a_request_behind_a_cached_prefix_begins_at_its_place_in_a_block() -> None:
+    allocator = make_slot_allocator(200, 1)
+    prefix = allocator.alloc_extend(0, 21, 0)
+    assert prefix is not None
+    first, second = (allocator.alloc_extend(21, 60, int(prefix[-1])) for _ in range(2))
+    assert first is not None and second is not None
+    assert in_blocks(np.concatenate((prefix, first))), "it goes on where the prefix ends"
+    assert in_blocks(second, 21) and not set(first.tolist()) & set(second.tolist())
+
+
+def test_two_requests_with_one_last_slot_get_two_slots() -> None:
+    allocator = make_slot_allocator(100, 1)
+    slots = allocator.alloc_extend(0, 20, 0)
+    assert slots is not None
+    taken = allocator.alloc_decode(np.array([20, 20]), np.array([20, 20]), slots[[-1, -1]])
+    assert taken is not None and taken[0] != taken[1] and taken.max() <= 100
+
+
+def test_a_pool_without_whole_blocks_is_used_to_its_last_slot() -> None:
+    allocator = make_slot_allocator(50, 1)
+    held = [allocator.alloc_extend(0, 3, 0) for _ in range(4)]
+    lengths = np.array([3, 3, 3, 3])
+    last = np.array([slots[-1] for slots in held if slots is not None])
+    seen = np.concatenate([slots for slots in held if slots is not None]).tolist()
+    while (taken := allocator.alloc_decode(lengths, lengths, last)) is not None:
+        seen += taken.tolist()
+        lengths, last = lengths + 1, taken
+    assert allocator.available_size() == 50 - len(seen) < 4 and len(set(seen)) == len(seen)
+    rest = allocator.alloc_extend(0, allocator.available_size(), 0)
+    assert rest is not None and sorted([*seen, *rest.tolist()]) == list(range(1, 51))

@@ -50,13 +50,16 @@ class PrefillPlanner:
         req.passed_over_from = self._num_started_ever
         self._queues.waiting.append(req)
 
-    def plan(self, *, may_start: bool) -> list[PrefillPart]:
-        """The parts of the next prefill, none when there is nothing to compute or no room to start."""
+    def plan(self, *, may_start: bool, most_tokens: int | None = None) -> list[PrefillPart]:
+        """The parts of the next prefill, none when there is nothing to compute or no room to start.
+
+        `most_tokens` bounds them beside the configured limits, where prompts are cut.
+        """
         queues = self._queues
         starts = may_start and bool(queues.waiting)
         if queues.prefilling is None and not starts:
             return []
-        budget = self._new_budget()
+        budget = self._new_budget(most_tokens)
         parts: list[PrefillPart] = []
         if queues.prefilling is not None:
             req = queues.prefilling
@@ -68,11 +71,13 @@ class PrefillPlanner:
             self._admit(parts, budget)
         return parts
 
-    def _new_budget(self) -> PrefillBudget:
+    def _new_budget(self, most_tokens: int | None) -> PrefillBudget:
         limits = self._limits
         tokens = limits.max_prefill_tokens
         if limits.chunk_size is not None:
             tokens = min(tokens, limits.chunk_size)
+            if most_tokens is not None:
+                tokens = min(tokens, most_tokens)
         requests = limits.prefill_max_requests
         return PrefillBudget(
             tokens=tokens,

@@ -50,7 +50,7 @@ class ScriptChannel:
         self.waits: list[int] = []
         self.sent: list[Any] = []
 
-    def recv_all(self) -> list[Any]:
+    def recv_all(self, most: int | None = None) -> list[Any]:
         self.steps += 1
         return self.script.get(self.steps - 1, [])
 

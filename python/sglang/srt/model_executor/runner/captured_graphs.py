@@ -150,6 +150,10 @@ def recapture_all(graphs: Iterable[CapturedGraphs | None]) -> None:
     present = [entry for entry in graphs if entry is not None and entry.is_captured]
     for entry in present:
         entry.drop()
+    is_frozen = gc.get_freeze_count() > 0  # a rank's start leaves what is there out of collections
+    gc.unfreeze()
     gc.collect()
     for entry in present:
         entry.recapture()
+    if is_frozen:
+        gc.freeze()

@@ -6,15 +6,15 @@ moves requests from the waiting queue into a batch.
 
 from __future__ import annotations
 
-from collections import deque
-
 from sglang.srt.batch.req import Req
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.planning.schedule_policy import (
+    DEFERRED_PER_STEP,
     NewTokenRatio,
     PrefillBudget,
     count_deferral,
     queue_order,
+    take_out,
     waits_for,
 )
 from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, RequestQueues
@@ -116,6 +116,7 @@ class PrefillPlanner:
         reserved = sum(map(self._reserve, queues.running)) + sum(self._reserve(part.req) for part in parts)
         shares = self._kv.prefix_cache.keeps
         admitted: set[int] = set()
+        num_deferred = 0
         for req in ordered:
             if len(queues.running) + len(parts) >= limits.max_running_requests:
                 break
@@ -123,6 +124,9 @@ class PrefillPlanner:
             if shares:
                 leader = waits_for(req, len(match), (part.req for part in parts), self._kv.page_size)
                 if leader is not None and count_deferral(req, leader):
+                    num_deferred += 1
+                    if num_deferred == DEFERRED_PER_STEP:
+                        break
                     continue
             part = self._start(req, match, budget, reserved, first=not parts)
             if part is None:
@@ -136,7 +140,7 @@ class PrefillPlanner:
             if budget.tokens <= 0 or budget.requests <= 0:
                 break
         if admitted:
-            queues.waiting = deque(req for req in queues.waiting if req.arrival not in admitted)
+            take_out(queues.waiting, admitted)
         elif not parts and not queues.running:
             self._raise_stuck()
 

@@ -128,7 +128,7 @@ class Scheduler:
         self.receiver.expire(now)
         prompts_wait = self._dp_attn is not None and self._dp_attn.prompts_wait
         plan = self.planner.plan(
-            may_start=may_start, may_prefill=not prompts_wait, may_decode=self._may_decode
+            now=now, may_start=may_start, may_prefill=not prompts_wait, may_decode=self._may_decode
         )
         self.load.num_retractions += len(plan.retracted)
         for req in plan.ended:

@@ -6,6 +6,7 @@ parent.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import time
@@ -59,6 +60,10 @@ def main(argv: list[str]) -> int:
         info |= {"startup_time": time.monotonic() - started, "leaders": leaders}
         life.send(io_struct.RankReady(world_rank=config.world_rank, info=info))
         starting = False
+        # What is here now stays. Collections that looked through modules and model again would each hold the
+        # loop for tenths of a second, as soon as a crowd of requests sets one off.
+        gc.collect()
+        gc.freeze()
         scheduler.run_event_loop()
     except Exception as error:  # noqa: BLE001 - reported to the parent, which logs it
         report_failure(life, config, error, starting=starting)

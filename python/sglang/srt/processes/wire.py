@@ -155,17 +155,18 @@ class RankChannel:
         self._out.setsockopt(zmq.IPV6, "[" in server)
         self._out.connect(server)
 
-    def recv_all(self) -> list[io_struct.Message]:
-        """Everything that has arrived, in order; never waits."""
+    def recv_all(self, most: int | None = None) -> list[io_struct.Message]:
+        """Everything that has arrived, in order, at most so many messages; never waits."""
         messages: list[io_struct.Message] = []
-        while True:
+        while most is None or len(messages) < most:
             try:
                 data = self._in.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return messages
+                break
             message = _decode(data, self._strangers)
             if message is not None:
                 messages.append(message)
+        return messages
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until something can be received, at most `timeout_s` seconds."""

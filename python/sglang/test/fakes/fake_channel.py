@@ -25,10 +25,9 @@ class FakeChannel:
         self.sent: list[Message] = []
         self.waits = 0
 
-    def recv_all(self) -> list[Message]:
-        messages = list(self.inbox)
-        self.inbox.clear()
-        return messages
+    def recv_all(self, most: int | None = None) -> list[Message]:
+        count = len(self.inbox) if most is None else min(most, len(self.inbox))
+        return [self.inbox.popleft() for _ in range(count)]
 
     def wait(self, timeout_s: float) -> None:
         self.waits += 1

@@ -50,7 +50,7 @@ class ScriptChannel:
         self.waits: list[int] = []
         self.sent: list[Any] = []
 
-    def recv_all(self) -> list[Any]:
+    def recv_all(self, most: int | None = None) -> list[Any]:
         self.steps += 1
         return self.script.get(self.steps - 1, [])
 
@@ -178,6 +178,7 @@ def two_ranks_one_replica(rank: int) -> dict[str, Any]:
         answer["steps"] = steps[0]
         answer["waits"] = None if scheduler.channel is None else scheduler.channel.waits
     answer["divergence"] = _diverge(rank)
+    answer["paced"] = [_cut_by_the_leaders_clock(rank, mixed=mixed) for mixed in (False, True)]
     answer["rounds"] = _live_rounds(rank)
     return answer
 
@@ -216,6 +217,36 @@ def _expire_by_the_leaders_clock(rank: int) -> list[Any]:
         return [len(history), reasons_sent(scheduler)]
 
 
+def _cut_by_the_leaders_clock(rank: int, *, mixed: bool) -> list[Any]:
+    """A stream runs when long prompts come; steps take as long as the leader's uneven clock says."""
+    clock = group_channel.time
+    now = [100.0, 0.0]
+
+    def tick() -> float:
+        assert rank == 0, "a peer looked at its own clock"
+        now[1] = (now[1] + 0.37) % 0.9
+        now[0] += 0.1 + now[1]
+        return now[0]
+
+    prompts = {f"r{i}": [i, *PROMPT * 8] for i in range(3)}
+    scripts = [
+        {
+            0: [make_request("stream", PROMPT[:10], 60, ignore_eos=True)],
+            4: [make_request(rid, prompt, 5) for rid, prompt in prompts.items()],
+        }
+    ]
+    fields = {"tp_size": 2, "enable_dynamic_chunking": True, "enable_mixed_chunk": mixed}
+    with scheduler_on(rank, scripts, **fields) as scheduler:
+        group_channel.time = SimpleNamespace(monotonic=tick)
+        try:
+            history = live(scheduler, scripts)
+        finally:
+            group_channel.time = clock
+        ids = ids_sent(scheduler)
+        assert all(ids[rid] == expected_output(prompt, 5) for rid, prompt in prompts.items())
+        return [history, scheduler.worker.forwards, scheduler.worker.batch_sizes]
+
+
 def _diverge(rank: int) -> str:
     """A planted mistake: rank 1 gives its next request other slots than rank 0 does."""
     scripts = [{0: [make_request("r", PROMPT, 5)]}]
@@ -247,6 +278,13 @@ def test_ranks_that_hold_the_same_requests_live_the_same_steps() -> None:
     assert first["drawn"] == [100] * 5
     assert first["steps"] == 13 and first["waits"] == list(range(5, 13)) and second["waits"] is None
     assert "another batch than its leader" in second["divergence"]
+
+
+def test_ranks_cut_prompts_alike_by_the_clock_of_their_leader() -> None:
+    first, second = answers_of_two_ranks()
+    assert first["paced"] == second["paced"]
+    for _, forwards, _ in first["paced"]:
+        assert forwards["extend"] > 4, "it would be four in pieces of 512"
 
 
 # attention data parallelism

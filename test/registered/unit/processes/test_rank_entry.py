@@ -4,6 +4,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,27 @@ def test_the_spawned_device_is_the_one_that_the_context_names() -> None:
         life.begin.return_value = (MagicMock(), config)
         assert rank_main.main([]) == 1
     assert (get_parallel().gpu_id, get_parallel().dp_rank) == (3, 1)
+
+
+def test_what_a_start_made_is_left_out_of_collections_while_the_loop_runs() -> None:
+    before = gc.get_freeze_count()
+    frozen: list[int] = []
+    scheduler = MagicMock()
+    scheduler.run_event_loop.side_effect = lambda: frozen.append(gc.get_freeze_count())
+    try:
+        with (
+            patch.object(rank_main, "RankLife") as life,
+            patch.object(rank_main, "configure_logging"),
+            patch.object(rank_main, "setproctitle"),
+            patch.object(rank_main, "cores_of_rank", return_value=None),
+            patch.object(rank_main, "join", return_value=(None, [])),
+            patch.object(rank_main, "build_scheduler", return_value=(scheduler, {})),
+        ):
+            life.begin.return_value = (MagicMock(), _config())
+            assert rank_main.main([]) == 0
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > before + 10_000
 
 
 def test_expert_back_ends_are_in_force_before_the_first_layer_is_built(tmp_path: Path) -> None:

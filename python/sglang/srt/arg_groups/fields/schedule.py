@@ -52,7 +52,13 @@ class Schedule(Namespace, ns=NS("schedule")):
         int | None, Arg(help="Request budget of one prefill batch.", served=True, at_least=1)
     ] = None
     enable_dynamic_chunking: A[
-        bool, Arg(help="Let pipeline stages choose the prefill piece by measured time.")
+        bool,
+        Arg(
+            help="While streams run, prompts go in pieces of about a quarter of a second, as measured, up to "
+            "--chunked-prefill-size; on a CPU by default, where that is not given.",
+            resolvable=True,
+            served=True,
+        ),
     ] = False
     schedule_policy: A[
         str,
@@ -91,7 +97,15 @@ class Schedule(Namespace, ns=NS("schedule")):
         int, Arg(help="Decode steps run before the scheduler looks for new work.", at_least=1)
     ] = 1
     scheduler_recv_interval: A[int, Arg(help="Look for new requests every N steps.", at_least=1)] = 1
-    enable_mixed_chunk: A[bool, Arg(help="Put decoding requests into prefill batches.")] = False
+    enable_mixed_chunk: A[
+        bool,
+        Arg(
+            help="Put decoding requests into prefill batches, without speculative decoding; on a CPU by "
+            "default, where --chunked-prefill-size is not given.",
+            resolvable=True,
+            served=True,
+        ),
+    ] = False
     prefill_decode_interval: A[int | None, Arg(help="Decode rounds between two prefill batches.")] = None
     enable_prefill_delayer: A[
         bool,

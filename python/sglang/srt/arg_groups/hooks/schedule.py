@@ -22,6 +22,15 @@ def default_max_running_requests(context_length: int, max_total_tokens: int | No
 def resolve_schedule(view: ResolvingView) -> None:
     context_length = view.context_length
     assert context_length is not None  # the model hook fills it
+    if view.enable_dynamic_chunking and view.chunked_prefill_size == -1:
+        raise ValueError(
+            "--enable-dynamic-chunking says how prompts are cut, and --chunked-prefill-size -1 that they are "
+            "not: leave one of them out"
+        )
+    if view.chunked_prefill_size is None and view.device == "cpu":
+        view.declare("schedule_hook", enable_dynamic_chunking=True)
+        if view.speculative_algorithm is None:
+            view.declare("schedule_hook", enable_mixed_chunk=True)
     view.fill(
         "schedule_hook",
         chunked_prefill_size=CPU_CHUNKED_PREFILL_SIZE,

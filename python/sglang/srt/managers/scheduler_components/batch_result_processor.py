@@ -34,6 +34,7 @@ class BatchResultProcessor:
         else:
             for place, part in enumerate(batch.parts):
                 self._process_part(place, part, result)
+            self._process_decode(batch.reqs[len(batch.parts) :], result, first=len(batch.parts))
         return sum(len(req.output_ids) for req in batch.reqs) - before
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
@@ -61,11 +62,12 @@ class BatchResultProcessor:
             self._kv.commit(req)
             self._queues.running.append(req)
 
-    def _process_decode(self, reqs: list[Req], result: GenerationBatchResult) -> None:
+    def _process_decode(self, reqs: list[Req], result: GenerationBatchResult, *, first: int = 0) -> None:
+        """Enter what requests got that decoded; they are those of the batch from place `first` on."""
         failures = result.failures
         some_ended = False
         correct, proposed = result.num_correct_drafts, result.num_proposed_drafts
-        for place, req in enumerate(reqs):
+        for place, req in enumerate(reqs, first):
             if correct is not None and req.spec is not None:
                 req.spec.add_round(correct[place], proposed)
             failure = failures[place]

@@ -16,6 +16,8 @@ from sglang.srt.runtime_context import get_parallel
 
 #: Marks this broadcast, so that a rank that waits for another one notices.
 INBOX = "inbox"
+#: A step takes in so many messages, some milliseconds of work: streams do not wait for a crowd to be let in.
+MOST_MESSAGES = 256
 #: An idle leader must be back long before its peers' broadcast runs into `--dist-timeout`.
 _TIMEOUT_SHARE = 0.5
 
@@ -51,14 +53,14 @@ class GroupChannel:
         return self._is_leader
 
     def receive(self) -> Inbox:
-        """What arrived since the last step. A peer waits here for its leader."""
+        """What arrived since the last step; of a crowd the first ones. A peer waits here for its leader."""
         if self._width == 1:
             assert self._channel is not None
-            return Inbox(time.monotonic(), self._channel.recv_all())
+            return Inbox(time.monotonic(), self._channel.recv_all(MOST_MESSAGES))
         self._step += 1
         if self._channel is None:
             return self._receive_from_leader()
-        messages = self._channel.recv_all()
+        messages = self._channel.recv_all(MOST_MESSAGES)
         inbox = Inbox(time.monotonic(), messages)
         copy = [INBOX, self._step, inbox.now, [encode(message) for message in messages]]
         get_parallel().attn_tp_group.broadcast_object(copy, src=0)

@@ -5,6 +5,7 @@ Read by the scheduler's parts. It must not choose a default: an unresolved flag 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass
 
 from sglang.srt.environ import envs
@@ -19,11 +20,15 @@ from sglang.srt.runtime_context import (
 )
 from sglang.srt.runtime_context.widths import requests_per_replica
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
     """Everything is in tokens unless the name says otherwise. `chunk_size` None: prompts are not cut.
 
+    While streams run, pieces of prompts are as small as `chunk_follows_time` makes them; with
+    `mixes_decode_in` the streams decode in the forwards of prompts.
     `slots_per_step` and `num_recent_ids` are the worker's.
     """
 
@@ -36,6 +41,8 @@ class SchedulerLimits:
     max_running_requests: int
     max_queued_requests: int | None
     chunk_size: int | None
+    chunk_follows_time: bool
+    mixes_decode_in: bool
     max_prefill_tokens: int
     prefill_max_requests: int | None
     schedule_policy: str
@@ -75,6 +82,8 @@ class SchedulerLimits:
             max_running_requests=running,
             max_queued_requests=schedule.max_queued_requests,
             chunk_size=None if chunk == -1 else chunk,
+            chunk_follows_time=schedule.enable_dynamic_chunking,
+            mixes_decode_in=_mixes_decode_in(worker),
             max_prefill_tokens=schedule.max_prefill_tokens,
             prefill_max_requests=schedule.prefill_max_requests,
             schedule_policy=schedule.schedule_policy,
@@ -117,5 +126,18 @@ class SchedulerLimits:
             f"max_total_num_tokens={self.pool_size}, chunked_prefill_size={self.chunk_size or -1}, "
             f"max_prefill_tokens={self.max_prefill_tokens}, "
             f"max_running_requests={self.max_running_requests}, "
-            f"context_len={self.context_len}"
+            f"context_len={self.context_len}, enable_dynamic_chunking={self.chunk_follows_time}, "
+            f"enable_mixed_chunk={self.mixes_decode_in}"
         )
+
+
+def _mixes_decode_in(worker: Worker) -> bool:
+    """Whether requests decode in the forwards of prompts: rounds of a draft cannot."""
+    if not get_schedule().enable_mixed_chunk or worker.slots_per_step == 1:
+        return get_schedule().enable_mixed_chunk
+    if get_parallel().is_attn_tp_leader:
+        logger.warning(
+            "enable_mixed_chunk has no effect with speculative decoding: prompts and verify rounds take turns"
+        )
+    get_context().override("scheduler", enable_mixed_chunk=False)
+    return False

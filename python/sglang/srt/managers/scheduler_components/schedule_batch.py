@@ -61,8 +61,19 @@ class PrefillPart:
 
 
 @dataclass(slots=True)
+class Riders:
+    """Requests that decode one token each in a forward with prompts; `slots[i]` is where it goes."""
+
+    reqs: list[Req]
+    slots: np.ndarray
+
+
+@dataclass(slots=True)
 class ScheduledBatch:
-    """A forward and the requests behind its rows. `parts` is None for a decode batch."""
+    """A forward and the requests behind its rows.
+
+    `parts` is None for a decode batch. Requests behind the parts decode one token in the same forward.
+    """
 
     reqs: list[Req]
     forward: ForwardBatch
@@ -78,10 +89,13 @@ class Plan:
     retracted: list[Req] = field(default_factory=list)
 
 
-def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> ScheduledBatch:
-    """One EXTEND forward over the parts, in their order."""
-    lens = [part.end - part.start for part in parts]
-    seq_lens = [part.end for part in parts]
+def make_prefill_batch(
+    parts: list[PrefillPart], device: torch.device, riders: Riders | None = None
+) -> ScheduledBatch:
+    """One EXTEND forward over the parts, in their order; each rider is one more request of one row."""
+    decoding = [] if riders is None else riders.reqs
+    lens = [part.end - part.start for part in parts] + [1] * len(decoding)
+    seq_lens = [part.end for part in parts] + [req.kv_len + 1 for req in decoding]
     tokens = np.empty((3, sum(lens)), dtype=np.int64)  # ids, positions, slots
     at = 0
     for part, count in zip(parts, lens):
@@ -89,10 +103,15 @@ def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> Schedu
         tokens[1, at : at + count] = np.arange(part.start, part.end)
         tokens[2, at : at + count] = part.slots
         at += count
-    per_req = np.array([[part.req.req_pool_idx for part in parts], seq_lens], dtype=np.int64)
+    if riders is not None:
+        tokens[0, at:] = [req.output_ids[-1] for req in decoding]
+        tokens[1, at:] = [req.kv_len for req in decoding]
+        tokens[2, at:] = riders.slots
+    reqs = [part.req for part in parts] + decoding
+    per_req = np.array([[req.req_pool_idx for req in reqs], seq_lens], dtype=np.int64)
     input_ids, positions, slots = torch.from_numpy(tokens).to(device)
     req_pool_indices, lengths = torch.from_numpy(per_req).to(device)
-    asks = [_prefill_logprobs(part) for part in parts]
+    asks = [_prefill_logprobs(part) for part in parts] + [req.logprob_request for req in decoding]
     forward = ForwardBatch(
         forward_mode=ForwardMode.EXTEND,
         input_ids=input_ids,
@@ -104,11 +123,12 @@ def make_prefill_batch(parts: list[PrefillPart], device: torch.device) -> Schedu
         extend_lens=lens,
         sampling_states=[
             part.req.sampling if part.completes_prompt and part.req.draws_a_token else None for part in parts
-        ],
+        ]
+        + [req.sampling for req in decoding],
         logprob_requests=asks if any(ask is not None for ask in asks) else None,
-        next_prompt_ids=[part.next_id for part in parts],
+        next_prompt_ids=[part.next_id for part in parts] + [None] * len(decoding),
     )
-    return ScheduledBatch([part.req for part in parts], forward, parts)
+    return ScheduledBatch(reqs, forward, parts)
 
 
 def make_decode_batch(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.pools.memory_pool import ReqToTokenPool
+from sglang.srt.model_executor.runner.captured_graphs import CapturedGraphs
 from sglang.srt.model_executor.runner.decode_graph_runner import DecodeGraphRunner
 from sglang.srt.model_executor.runner.static_batch import ForwardShape, GraphSizes
 from sglang.srt.model_executor.runner_backend.base import GraphBackend
@@ -93,5 +94,15 @@ def add_decode_graphs(
     )
     graphs.graphs.capture()
     runner.graph_runners.append(graphs)
-    logger.info("Graphs are captured. mode=%s, sizes=%s", shape.mode.value, graphs.graphs.sizes)
+    logger.info(_summary(graphs.graphs, shape))
     return graphs
+
+
+def _summary(graphs: CapturedGraphs, shape: ForwardShape) -> str:
+    """The line that log readers search for once graphs are there."""
+    shared = graphs.shared_bytes
+    memory = "unknown" if shared is None else f"{shared / 2**20:.1f} MiB"
+    return (
+        f"Graphs are captured. mode={shape.mode.value}, #graphs={len(graphs.sizes)}, sizes={graphs.sizes}, "
+        f"memory of all graphs so far={memory}"
+    )

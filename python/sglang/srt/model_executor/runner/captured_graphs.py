@@ -63,6 +63,11 @@ class CapturedGraphs:
         """Whether there are graphs to replay."""
         return self._backend is not None
 
+    @property
+    def shared_bytes(self) -> int | None:
+        """Memory that these graphs share with all others of the process; None where it is not known."""
+        return None if self._backend is None else self._backend.shared_bytes
+
     def size_for(self, num_requests: int) -> int | None:
         """The size that serves so many requests; None where there is no graph for them."""
         if not self.is_captured or (num_requests not in self.sizes and not self._pads):
@@ -145,6 +150,10 @@ def recapture_all(graphs: Iterable[CapturedGraphs | None]) -> None:
     present = [entry for entry in graphs if entry is not None and entry.is_captured]
     for entry in present:
         entry.drop()
+    is_frozen = gc.get_freeze_count() > 0  # a rank's start leaves what is there out of collections
+    gc.unfreeze()
     gc.collect()
     for entry in present:
         entry.recapture()
+    if is_frozen:
+        gc.freeze()

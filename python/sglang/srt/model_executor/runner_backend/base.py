@@ -44,6 +44,11 @@ class GraphBackend(ABC):
         if self.tp_group is not None:
             self.tp_group.barrier()
 
+    @property
+    def shared_bytes(self) -> int | None:
+        """Memory of what recorded code makes, which all graphs of the process share; None: not known."""
+        return None
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has done all that was asked of it."""

@@ -89,6 +89,10 @@ class CpuGraphBackend(GraphBackend):
         self.arena = arena
         self.graphs: dict[ShapeKey, CpuGraph] = {}
 
+    @property
+    def shared_bytes(self) -> int:
+        return self.arena.bytes
+
     def synchronize(self) -> None:
         return None
 

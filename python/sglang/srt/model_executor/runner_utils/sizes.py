@@ -17,14 +17,15 @@ LEAST_FREE_BYTES = 1 << 30
 
 
 def default_sizes(max_requests: int, *, width: int = 1, attn_tp_size: int = 1) -> list[int]:
-    """1, 2, 4, every 8, and the maximum, ascending; only those that `attn_tp_size` ranks can share.
+    """1 to 8, every 4 up to the maximum, and that, ascending; only those that `attn_tp_size` ranks can share.
 
+    A CPU computes padding like anything else, so a batch of 6 must not cost as much as one of 8.
     Rows are `size * width`. Where they cannot be shared the maximum is rounded up, so that every batch fits.
     """
     largest = max_requests
     while largest * width % attn_tp_size:
         largest += 1
-    smaller = [size for size in (1, 2, 4, *range(8, max_requests, 8)) if size < largest]
+    smaller = [size for size in (*range(1, 8), *range(8, max_requests, 4)) if size < largest]
     return [*(size for size in smaller if size * width % attn_tp_size == 0), largest]
 
 

@@ -55,6 +55,8 @@ def test_what_nobody_said_is_decided_and_signed(resolved, model_folder, monkeypa
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "chunked_prefill_size": 4096,
+        "enable_dynamic_chunking": True,
+        "enable_mixed_chunk": True,
         "page_size": 1,
         "max_running_requests": 256,
         "disable_overlap_schedule": True,
@@ -67,6 +69,15 @@ def test_what_nobody_said_is_decided_and_signed(resolved, model_folder, monkeypa
     assert decided_by(record, "page_size") == "schedule_hook"
     assert decided_by(record, "context_length") == "model_hook"
     assert all(item.source.endswith("_hook") for item in declared_provenance(record))
+
+
+def test_who_says_how_large_a_piece_of_a_prompt_is_gets_pieces_of_that_size(resolved):
+    assert result(resolved(chunked_prefill_size=512), "enable_dynamic_chunking") is False
+    both = resolved(chunked_prefill_size=512, enable_dynamic_chunking=True)
+    assert result(both, "enable_dynamic_chunking") is True
+    assert result(both, "enable_mixed_chunk") is False
+    with pytest.raises(ValueError, match="--chunked-prefill-size -1"):
+        resolved(chunked_prefill_size=-1, enable_dynamic_chunking=True)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="unit-cpu")
 
+import logging
+
 import pytest
 
 from sglang.srt.batch.forward_batch import ForwardMode
@@ -48,3 +50,20 @@ def test_without_memory_everything_runs_eagerly_and_a_line_says_so(cases, caplog
     )
     assert not cases.runner.graph_runners and not cases.backends
     assert "No graphs are captured for decode: a rank has less than 1024 MiB free" in caplog.text
+
+
+@pytest.mark.parametrize(("shared", "said"), [(None, "unknown"), (3 << 20, "3.0 MiB")])
+def test_a_line_says_how_many_graphs_there_are_and_what_memory_they_share(
+    cases, caplog, monkeypatch, shared, said
+):
+    def make_backend():
+        backend = cases.make_backend()
+        monkeypatch.setattr(type(backend), "shared_bytes", shared)
+        return backend
+
+    shape, table = ForwardShape(ForwardMode.DECODE, 1), cases.driver.target.pools.req_to_token
+    with caplog.at_level(logging.INFO):
+        add_decode_graphs(
+            cases.runner, table, shape, make_backend, max_requests=3, free_bytes=LEAST_FREE_BYTES
+        )
+    assert f"mode=decode, #graphs=3, sizes=[1, 2, 3], memory of all graphs so far={said}" in caplog.text

@@ -33,9 +33,9 @@ class GroupOf(FakeGroup):
     [
         (1, 1, 1, [1]),
         (3, 1, 1, [1, 2, 3]),
-        (8, 1, 1, [1, 2, 4, 8]),
-        (20, 1, 1, [1, 2, 4, 8, 16, 20]),
-        (24, 1, 4, [4, 8, 16, 24]),
+        (8, 1, 1, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (22, 1, 1, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 22]),
+        (24, 1, 4, [4, 8, 12, 16, 20, 24]),
         (5, 1, 4, [4, 8]),
         (5, 2, 4, [2, 4, 6]),
         (3, 4, 4, [1, 2, 3]),
@@ -51,7 +51,7 @@ def test_sizes_that_ranks_cannot_share_are_refused_with_some_that_they_can():
     with pytest.raises(ValueError, match=r"decode 6: with attention-TP 4 and width 1 .* use 4 8"):
         check_sizes([6], width=1, attn_tp_size=4)
     for wrong in ([], [0, 1], [-4]):
-        with pytest.raises(ValueError, match="use 1 2 4 8"):
+        with pytest.raises(ValueError, match="use 1 2 3 4 5 6 7 8"):
             check_sizes(wrong, width=1, attn_tp_size=1)
 
 

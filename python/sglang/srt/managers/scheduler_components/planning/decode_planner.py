@@ -16,6 +16,7 @@ from sglang.srt.managers.scheduler_components.planning.schedule_policy import Ne
 from sglang.srt.managers.scheduler_components.schedule_batch import (
     Plan,
     RequestQueues,
+    Riders,
     ScheduledBatch,
     make_decode_batch,
 )
@@ -59,15 +60,26 @@ class DecodePlanner:
             assert plan.batch is not None, "room was made"
         return plan
 
+    def plan_riders(self) -> Riders | None:
+        """All running requests, to decode one token in a forward with prompts.
+
+        None where nothing runs or not all find a slot: a decode step then makes room.
+        """
+        reqs = list(self._queues.running)
+        slots = self._kv.reserve(reqs, *_places(reqs), 1) if reqs else None
+        if slots is None:
+            return None
+        self._ratio.decoded()
+        return Riders(reqs, slots)
+
     def _round_of_all(self, slots_per_request: int) -> ScheduledBatch | None:
-        reqs = self._queues.running
-        rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int64)
-        lengths = np.array([req.kv_len for req in reqs], dtype=np.int64)
+        reqs = list(self._queues.running)
+        rows, lengths = _places(reqs)
         slots = self._kv.reserve(reqs, rows, lengths, slots_per_request)
         if slots is None:
             return None
         return make_decode_batch(
-            list(reqs),
+            reqs,
             torch.tensor([req.output_ids[-1] for req in reqs], device=self._device),
             rows,
             lengths,
@@ -134,3 +146,9 @@ class DecodePlanner:
         self._kv.release(req, keep=True)
         self._queues.running = []
         plan.ended.append(req)
+
+
+def _places(reqs: list[Req]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the requests in the table of slots, and how many tokens of each are in the cache."""
+    rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int64)
+    return rows, np.array([req.kv_len for req in reqs], dtype=np.int64)

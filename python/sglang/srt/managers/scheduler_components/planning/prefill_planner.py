@@ -6,15 +6,15 @@ moves requests from the waiting queue into a batch.
 
 from __future__ import annotations
 
-from collections import deque
-
 from sglang.srt.batch.req import Req
 from sglang.srt.managers.scheduler_components.limits import SchedulerLimits
 from sglang.srt.managers.scheduler_components.planning.schedule_policy import (
+    DEFERRED_PER_STEP,
     NewTokenRatio,
     PrefillBudget,
     count_deferral,
     queue_order,
+    take_out,
     waits_for,
 )
 from sglang.srt.managers.scheduler_components.schedule_batch import PrefillPart, RequestQueues
@@ -50,13 +50,16 @@ class PrefillPlanner:
         req.passed_over_from = self._num_started_ever
         self._queues.waiting.append(req)
 
-    def plan(self, *, may_start: bool) -> list[PrefillPart]:
-        """The parts of the next prefill, none when there is nothing to compute or no room to start."""
+    def plan(self, *, may_start: bool, most_tokens: int | None = None) -> list[PrefillPart]:
+        """The parts of the next prefill, none when there is nothing to compute or no room to start.
+
+        `most_tokens` bounds them beside the configured limits, where prompts are cut.
+        """
         queues = self._queues
         starts = may_start and bool(queues.waiting)
         if queues.prefilling is None and not starts:
             return []
-        budget = self._new_budget()
+        budget = self._new_budget(most_tokens)
         parts: list[PrefillPart] = []
         if queues.prefilling is not None:
             req = queues.prefilling
@@ -68,11 +71,13 @@ class PrefillPlanner:
             self._admit(parts, budget)
         return parts
 
-    def _new_budget(self) -> PrefillBudget:
+    def _new_budget(self, most_tokens: int | None) -> PrefillBudget:
         limits = self._limits
         tokens = limits.max_prefill_tokens
         if limits.chunk_size is not None:
             tokens = min(tokens, limits.chunk_size)
+            if most_tokens is not None:
+                tokens = min(tokens, most_tokens)
         requests = limits.prefill_max_requests
         return PrefillBudget(
             tokens=tokens,
@@ -111,6 +116,7 @@ class PrefillPlanner:
         reserved = sum(map(self._reserve, queues.running)) + sum(self._reserve(part.req) for part in parts)
         shares = self._kv.prefix_cache.keeps
         admitted: set[int] = set()
+        num_deferred = 0
         for req in ordered:
             if len(queues.running) + len(parts) >= limits.max_running_requests:
                 break
@@ -118,6 +124,9 @@ class PrefillPlanner:
             if shares:
                 leader = waits_for(req, len(match), (part.req for part in parts), self._kv.page_size)
                 if leader is not None and count_deferral(req, leader):
+                    num_deferred += 1
+                    if num_deferred == DEFERRED_PER_STEP:
+                        break
                     continue
             part = self._start(req, match, budget, reserved, first=not parts)
             if part is None:
@@ -131,7 +140,7 @@ class PrefillPlanner:
             if budget.tokens <= 0 or budget.requests <= 0:
                 break
         if admitted:
-            queues.waiting = deque(req for req in queues.waiting if req.arrival not in admitted)
+            take_out(queues.waiting, admitted)
         elif not parts and not queues.running:
             self._raise_stuck()
 

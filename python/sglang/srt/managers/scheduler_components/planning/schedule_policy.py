@@ -23,6 +23,8 @@ PASSED_OVER_LIMIT = 64
 SHARE_MIN_TOKENS = 16
 #: A request waits for at most this many other requests to compute a prefix it shares.
 DEFERRALS_LIMIT = 8
+#: Once so many requests wait for others in one step, those behind them are looked at in a later one.
+DEFERRED_PER_STEP = 64
 
 
 def queue_order(
@@ -49,6 +51,19 @@ def queue_order(
 def requeue(waiting: deque[Req], retracted: list[Req]) -> None:
     """Put requests that already ran at the head of the queue, the oldest first."""
     waiting.extendleft(sorted(retracted, key=lambda req: req.arrival, reverse=True))
+
+
+def take_out(waiting: deque[Req], taken: set[int]) -> None:
+    """Remove the requests with these arrival numbers; only the queue up to the last of them is walked."""
+    kept: list[Req] = []
+    missing = len(taken)
+    while missing:
+        req = waiting.popleft()
+        if req.arrival in taken:
+            missing -= 1
+        else:
+            kept.append(req)
+    waiting.extendleft(reversed(kept))
 
 
 def waits_for(req: Req, matched: int, leaders: Iterable[Req], page_size: int) -> Req | None:

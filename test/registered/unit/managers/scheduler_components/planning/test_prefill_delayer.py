@@ -136,6 +136,6 @@ def test_a_plan_without_starts_goes_on_with_a_prompt_and_admits_nobody_beside_it
     scheduler.channel.inbox.append(make_request("long", list(range(20)), 4))
     scheduler.step()
     scheduler.receiver.accept(make_request("short", [7, 7], 4), 0.0)
-    plan = scheduler.planner.plan(may_start=False, may_decode=lambda has_prompt: not has_prompt)
+    plan = scheduler.planner.plan(now=0.0, may_start=False, may_decode=lambda has_prompt: not has_prompt)
     assert plan.batch is not None and [req.rid for req in plan.batch.reqs] == ["long"]
     assert [req.rid for req in scheduler.queues.waiting] == ["short"]

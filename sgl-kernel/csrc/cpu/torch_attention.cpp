@@ -11,14 +11,18 @@
 #include "pick.h"
 #include "record.h"
 #include "scratch.h"
+#include "team.h"
 
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Products that one thread takes at least: below this, waking a second thread costs more than it saves.
-constexpr int64_t kProductsPerThread = 1 << 20;
+// Products that one thread makes in a nanosecond, and bytes that it copies, roughly.
+constexpr double kProductsANanosecond = 50;
+constexpr double kBytesANanosecond = 10;
+// A share is short enough that a late thread holds nobody long.
+constexpr double kNanosecondsOfShare = 10e3;
 
 const int64_t* numbers_of(const Tensor& tensor, const char* name, int64_t dims) {
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous() && tensor.dim() == dims,
@@ -53,14 +57,13 @@ void attend(const sgl::PagedAttention<T>& call) {
   }
   using Kernel = void (*)(const sgl::PagedAttention<T>&, void*, int64_t, int64_t);
   const Kernel kernel = SGL_PICK(Kernel, paged_attention);
-  const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
-  const int64_t wanted = products / kProductsPerThread;
-  const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
   const int64_t bytes = sgl::attention_scratch_bytes(most_keys, call.heads / call.kv_heads);
-  if (shares == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
-  torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t share = begin; share < end; ++share) kernel(call, sgl::scratch_of(bytes), share, shares);
-  });
+  const double nanoseconds = static_cast<double>(products) / kProductsANanosecond;
+  const int64_t threads = sgl::threads_worth(torch::stable::get_num_threads(), nanoseconds);
+  if (threads == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
+  const int64_t wanted = static_cast<int64_t>(nanoseconds / kNanosecondsOfShare);
+  const int64_t shares = wanted < threads ? threads : wanted < 8 * threads ? wanted : 8 * threads;
+  sgl::for_shares(threads, shares, [&](int64_t share) { kernel(call, sgl::scratch_of(bytes), share, shares); });
 }
 
 template <typename T>
@@ -114,15 +117,18 @@ void store_kv(Tensor k, Tensor v, Tensor kv, Tensor slots) {
   char* cache = static_cast<char*>(kv.mutable_data_ptr());
   const char* sources[2] = {static_cast<const char*>(k.const_data_ptr()), static_cast<const char*>(v.const_data_ptr())};
   const int64_t strides[2] = {k.stride(0) * size, v.stride(0) * size};
+  const double nanoseconds = static_cast<double>(2 * heads * bytes) / kBytesANanosecond;
   sgl::submit([=] {
-    for (int64_t row = 0; row < rows; ++row) {
-      STD_TORCH_CHECK(numbers[row] >= 0 && numbers[row] < num_slots, "store_kv: slot ", numbers[row], " of ", num_slots);
-      for (int64_t plane = 0; plane < 2 * heads; ++plane) {
-        const int64_t which = plane / heads;
-        std::memcpy(cache + (plane * num_slots + numbers[row]) * bytes,
-                    sources[which] + row * strides[which] + plane % heads * bytes, bytes);
+    sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        STD_TORCH_CHECK(numbers[row] >= 0 && numbers[row] < num_slots, "store_kv: slot ", numbers[row], " of ", num_slots);
+        for (int64_t plane = 0; plane < 2 * heads; ++plane) {
+          const int64_t which = plane / heads;
+          std::memcpy(cache + (plane * num_slots + numbers[row]) * bytes,
+                      sources[which] + row * strides[which] + plane % heads * bytes, bytes);
+        }
       }
-    }
+    });
   });
 }
 

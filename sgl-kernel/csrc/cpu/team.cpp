@@ -19,8 +19,8 @@ namespace {
 
 constexpr int64_t kMostThreads = 1024;
 constexpr int64_t kMostShares = 0xffff;
-// Below this much work a call stays with its caller: handing over a share and hearing of its end takes about half a microsecond
-// from a worker that is awake; waking one costs the caller a few microseconds, and the worker begins some tens later.
+// Below this much work a call stays with its caller: handing over a share and hearing of its end takes about a microsecond
+// with a worker that is awake; waking one costs the caller a few microseconds, and the worker begins some tens later.
 constexpr double kWorthTelling = 3e3;
 constexpr double kWorthWaking = 25e3;
 // Ticks of the processor's clock (2 to 4 a nanosecond). A worker without work looks for it in a loop, then giving its core to
@@ -30,9 +30,10 @@ constexpr uint64_t kLoopFor = 30'000;
 constexpr uint64_t kYieldFor = 300'000;
 constexpr uint64_t kYieldForInList = 15'000'000;
 // A worker that holds a share for so much longer than the caller took for all of its own has lost its core in the middle of it.
-// Then the caller works alone for a multiple of what it waited: on a busy machine that bounds what the team can cost.
+// Then the caller works alone for a multiple of what it waited: on a busy machine that bounds what the team can cost. With eight
+// times, the short slices that others take on a machine of two cores cost most of what the second thread gains.
 constexpr uint64_t kStall = 300'000;
-constexpr uint64_t kAloneFactor = 8;
+constexpr uint64_t kAloneFactor = 2;
 constexpr uint64_t kMostAlone = 300'000'000;
 
 uint64_t ticks() { return __builtin_ia32_rdtsc(); }

@@ -17,6 +17,7 @@ from test_linear import BlockForm, block_weight
 from test_linear_int8 import weight_of
 
 from sgl_kernel import fused_add_rmsnorm, rmsnorm, rmsnorm_heads
+from sgl_kernel.argmax import argmax_rows
 from sgl_kernel.attention import paged_attention, store_kv
 from sgl_kernel.elementwise import rotary_cos_sin, rotate_heads, silu_and_mul
 from sgl_kernel.embedding import embed_panels, embed_rows
@@ -93,6 +94,7 @@ def row_cases(rows):
         "embed_rows": lambda: embed_rows(numbers, table, torch.empty(rows, 512)),
         "embed_panels": lambda: embed_panels(numbers, pack_panels(table), torch.empty(rows, 512), 500),
         "store_kv": store,
+        "argmax_rows": lambda: argmax_rows(table[numbers]),
     }
 
 

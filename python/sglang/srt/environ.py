@@ -167,7 +167,10 @@ class Envs:
     SGL_KERNEL_ISA = _str("instruction set of the compiled kernels; default is the best of the processor")
     SGLANG_CACHE_DIR = _str("folder for what is measured once; default is ~/.cache/sglang")
     SGLANG_CPU_OMP_THREADS_BIND = _str("core lists such as 0-15|16-31, one per tensor rank")
-    OMP_NUM_THREADS = _opt_int("OpenMP threads of this process", foreign=True)
+    OMP_NUM_THREADS = _opt_int(
+        "threads of this process, of torch and of the compiled kernels each; a rank: its share of the cores",
+        foreign=True,
+    )
     OMP_WAIT_POLICY = _str("PASSIVE keeps waiting OpenMP threads from spinning")
     GOMP_SPINCOUNT = _opt_int(
         "looks an OpenMP thread takes before it sleeps; a rank of several threads: 10000", foreign=True

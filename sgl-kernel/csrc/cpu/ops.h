@@ -82,6 +82,14 @@ struct SiluAndMul {
   int64_t size, stride;
 };
 
+// The highest number of each row: the lowest id of it, and whether all numbers of the row are finite.
+struct ArgmaxRows {
+  const float* x;   // [rows, count], rows `stride` apart
+  int64_t* ids;     // [rows]
+  bool* is_finite;  // [rows]
+  int64_t count, stride;
+};
+
 // Most query vectors that one pass over the keys serves, and the longest of them.
 constexpr int64_t kMostQueries = 48;
 constexpr int64_t kMostHeadDim = 256;
@@ -179,6 +187,7 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void rotate_heads(const RotateHeads<bf16>& call, int64_t begin, int64_t end);                                       \
   void silu_and_mul(const SiluAndMul<float>& call, int64_t begin, int64_t end);                                       \
   void silu_and_mul(const SiluAndMul<bf16>& call, int64_t begin, int64_t end);                                        \
+  void argmax_rows(const ArgmaxRows& call, int64_t begin, int64_t end);                                               \
   void reduce_pieces(const Reduction& call);                                                                          \
   }
 

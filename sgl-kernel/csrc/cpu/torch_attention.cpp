@@ -10,14 +10,18 @@
 #include "pick.h"
 #include "record.h"
 #include "scratch.h"
+#include "team.h"
 
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Products that one thread takes at least: below this, waking a second thread costs more than it saves.
-constexpr int64_t kProductsPerThread = 1 << 20;
+// Products that one thread makes in a nanosecond, and bytes that it copies, roughly.
+constexpr double kProductsANanosecond = 50;
+constexpr double kBytesANanosecond = 10;
+// A share is short enough that a late thread holds nobody long.
+constexpr double kNanosecondsOfShare = 10e3;
 
 const int64_t* numbers_of(const Tensor& tensor, const char* name, int64_t dims) {
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous() && tensor.dim() == dims,
@@ -52,14 +56,13 @@ void attend(const sgl::PagedAttention<T>& call) {
   }
   using Kernel = void (*)(const sgl::PagedAttention<T>&, void*, int64_t, int64_t);
   const Kernel kernel = SGL_PICK(Kernel, paged_attention);
-  const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
-  const int64_t wanted = products / kProductsPerThread;
-  const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
   const int64_t bytes = sgl::attention_scratch_bytes(most_keys, call.heads / call.kv_heads);
-  if (shares == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
-  torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t share = begin; share < end; ++share) kernel(call, sgl::scratch_of(bytes), share, shares);
-  });
+  const double nanoseconds = static_cast<double>(products) / kProductsANanosecond;
+  const int64_t threads = sgl::threads_worth(torch::stable::get_num_threads(), nanoseconds);
+  if (threads == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
+  const int64_t wanted = static_cast<int64_t>(nanoseconds / kNanosecondsOfShare);
+  const int64_t shares = wanted < threads ? threads : wanted < 8 * threads ? wanted : 8 * threads;
+  sgl::for_shares(threads, shares, [&](int64_t share) { kernel(call, sgl::scratch_of(bytes), share, shares); });
 }
 
 template <typename T>
@@ -146,10 +149,13 @@ void store_kv(Tensor k, Tensor v, Tensor kv, Tensor slots) {
   const bool narrow = k.element_size() == 2;
   const void *key = k.const_data_ptr(), *value = v.const_data_ptr();
   void* cache = kv.mutable_data_ptr();
+  const double nanoseconds = static_cast<double>(2 * heads * dim * k.element_size()) / kBytesANanosecond;
   sgl::submit([=] {
     const auto store = [&]<typename T>(T*) {
-      store_rows(static_cast<const T*>(key), static_cast<const T*>(value), k_stride, v_stride, static_cast<T*>(cache), numbers, rows,
-                 heads, dim, padded_dim, blocks);
+      sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds, [&](int64_t begin, int64_t end) {
+        store_rows(static_cast<const T*>(key) + begin * k_stride, static_cast<const T*>(value) + begin * v_stride, k_stride, v_stride,
+                   static_cast<T*>(cache), numbers + begin, end - begin, heads, dim, padded_dim, blocks);
+      });
     };
     narrow ? store(static_cast<uint16_t*>(nullptr)) : store(static_cast<uint32_t*>(nullptr));
   });

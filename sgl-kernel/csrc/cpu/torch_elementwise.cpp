@@ -7,20 +7,24 @@
 #include "ops.h"
 #include "pick.h"
 #include "record.h"
+#include "team.h"
 
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Numbers that one thread takes at least: below this, waking a second thread costs more than it saves.
-constexpr int64_t kNumbersPerThread = 32768;
+// What a number costs one thread, roughly, in nanoseconds.
+constexpr double kCosine = 5;
+constexpr double kTurned = 0.15;
+constexpr double kGated = 0.15;
 
 template <typename Call, typename Kernel>
-void run_rows(const Call& call, Kernel kernel, int64_t rows, int64_t numbers_of_row) {
-  const int64_t rows_at_once = 1 + kNumbersPerThread / (numbers_of_row + 1);
+void run_rows(const Call& call, Kernel kernel, int64_t rows, int64_t numbers_of_row, double nanoseconds_of_number) {
+  const double nanoseconds = static_cast<double>(numbers_of_row) * nanoseconds_of_number;
   sgl::submit([=] {
-    torch::stable::parallel_for(0, rows, rows_at_once, [&](int64_t begin, int64_t end) { kernel(call, begin, end); });
+    sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds,
+                  [&](int64_t begin, int64_t end) { kernel(call, begin, end); });
   });
 }
 
@@ -57,7 +61,7 @@ void rotary_cos_sin(Tensor positions, Tensor frequencies, Tensor cos, Tensor sin
     using Call = sgl::RotaryAngles<T>;
     using Kernel = void (*)(const Call&, int64_t, int64_t);
     const Call call{const_data<int64_t>(positions), const_data<float>(frequencies), data<T>(cos), data<T>(sin), half};
-    run_rows(call, SGL_PICK(Kernel, rotary_cos_sin), rows, 64 * half);  // a cosine costs as much as many products
+    run_rows(call, SGL_PICK(Kernel, rotary_cos_sin), rows, half, kCosine);
   });
 }
 
@@ -74,7 +78,7 @@ void rotate_heads(Tensor x, Tensor cos, Tensor sin) {
     using Call = sgl::RotateHeads<T>;
     using Kernel = void (*)(const Call&, int64_t, int64_t);
     const Call call{data<T>(x), const_data<T>(cos), const_data<T>(sin), heads, dim / 2, x.stride(0)};
-    run_rows(call, SGL_PICK(Kernel, rotate_heads), rows, heads * dim);
+    run_rows(call, SGL_PICK(Kernel, rotate_heads), rows, heads * dim, kTurned);
   });
 }
 
@@ -88,7 +92,7 @@ void silu_and_mul(Tensor x, Tensor out) {
     using Call = sgl::SiluAndMul<T>;
     using Kernel = void (*)(const Call&, int64_t, int64_t);
     const Call call{const_data<T>(x), data<T>(out), out.size(1), x.stride(0)};
-    run_rows(call, SGL_PICK(Kernel, silu_and_mul), x.size(0), 8 * out.size(1));
+    run_rows(call, SGL_PICK(Kernel, silu_and_mul), x.size(0), out.size(1), kGated);
   });
 }
 

@@ -12,6 +12,7 @@
 
 #include "ops.h"
 #include "record.h"
+#include "team.h"
 
 namespace {
 
@@ -20,9 +21,15 @@ using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// What a byte of a row costs one thread, roughly, in nanoseconds: side by side, strewn over a panel, computed from a block.
+constexpr double kCopied = 0.1;
+constexpr double kGathered = 1;
+constexpr double kComputed = 1;
+
 // Calls copy(row of out, id within the table) for each row; a row of another share of the table is zeros.
 template <typename Copy>
-void look_up(const char* name, const Tensor& ids, Tensor& out, int64_t count, int64_t first_id, bool is_share, Copy copy) {
+void look_up(const char* name, const Tensor& ids, Tensor& out, int64_t count, int64_t first_id, bool is_share,
+             double nanoseconds_of_byte, Copy copy) {
   STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long && ids.dim() == 1 && ids.is_contiguous(), name,
                   ": ids is contiguous int64 [rows]");
   STD_TORCH_CHECK(out.dim() == 2 && out.is_contiguous() && out.size(0) == ids.size(0), name, ": out is contiguous [rows, hidden]");
@@ -30,16 +37,19 @@ void look_up(const char* name, const Tensor& ids, Tensor& out, int64_t count, in
   const int64_t* numbers = static_cast<const int64_t*>(ids.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
   sgl::submit([=] {
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t id = numbers[row] - first_id;
-      const bool is_here = id >= 0 && id < count;
-      STD_TORCH_CHECK(is_here || is_share, name, ": id ", numbers[row], " of a table of ", count);
-      if (is_here) {
-        copy(to + row * bytes, id);
-      } else {
-        std::memset(to + row * bytes, 0, bytes);
+    const double nanoseconds = static_cast<double>(bytes) * nanoseconds_of_byte;
+    sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t id = numbers[row] - first_id;
+        const bool is_here = id >= 0 && id < count;
+        STD_TORCH_CHECK(is_here || is_share, name, ": id ", numbers[row], " of a table of ", count);
+        if (is_here) {
+          copy(to + row * bytes, id);
+        } else {
+          std::memset(to + row * bytes, 0, bytes);
+        }
       }
-    }
+    });
   });
 }
 
@@ -49,7 +59,7 @@ void embed_rows(Tensor ids, Tensor table, Tensor out, int64_t first_id, bool is_
                   "embed_rows: table is contiguous [ids, hidden], and out [rows, hidden] of its dtype");
   const int64_t bytes = table.size(1) * table.element_size();
   const char* from = static_cast<const char*>(table.const_data_ptr());
-  look_up("embed_rows", ids, out, table.size(0), first_id, is_share,
+  look_up("embed_rows", ids, out, table.size(0), first_id, is_share, kCopied,
           [=](char* to, int64_t id) { std::memcpy(to, from + id * bytes, bytes); });
 }
 
@@ -63,7 +73,7 @@ void embed_panels(Tensor ids, Tensor packed, Tensor out, int64_t count, int64_t 
   STD_TORCH_CHECK(packed.numel() * size == (count + sgl::kPanel - 1) / sgl::kPanel * panel,
                   "embed_panels: packed has another number of rows than ", count, ", or another length of one");
   const char* from = static_cast<const char*>(packed.const_data_ptr());
-  look_up("embed_panels", ids, out, count, first_id, is_share, [=](char* to, int64_t id) {
+  look_up("embed_panels", ids, out, count, first_id, is_share, kGathered, [=](char* to, int64_t id) {
     const char* at = from + id / sgl::kPanel * panel + id % sgl::kPanel * 4;
     for (int64_t byte = 0; byte < row_bytes; byte += 4, at += sgl::kPanel * 4) {
       std::memcpy(to + byte, at, row_bytes - byte < 4 ? row_bytes - byte : 4);
@@ -102,7 +112,7 @@ void embed_blocks(Tensor ids, Tensor packed, Tensor out, int64_t form, int64_t c
   const uint8_t* from = static_cast<const uint8_t*>(packed.const_data_ptr());
   const ScalarType type = out.scalar_type();
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "embed_blocks: out is float32 or bfloat16");
-  look_up("embed_blocks", ids, out, count, first_id, is_share, [=](char* to, int64_t id) {
+  look_up("embed_blocks", ids, out, count, first_id, is_share, kComputed, [=](char* to, int64_t id) {
     const uint8_t* at = from + id / sgl::kGroup * group;
     if (type == ScalarType::Float) {
       copy_block_row(at, id % sgl::kGroup, blocks, layout, reinterpret_cast<float*>(to));

@@ -11,26 +11,52 @@
 #include "pick.h"
 #include "record.h"
 #include "scratch.h"
+#include "team.h"
 
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Products that one thread takes at least: below this, waking a second thread costs more than it saves.
-constexpr int64_t kProductsPerThread = 4 << 20;
+// What one thread does in a nanosecond, roughly: it reads so many bytes of a weight, or makes so many products.
+constexpr double kBytesANanosecond = 25;
+constexpr double kProductsANanosecond = 200;
+// Shares are short enough that a late thread holds nobody long, and rows of one many enough that reading the weight again costs little.
+constexpr double kNanosecondsOfShare = 50e3;
+constexpr int64_t kRowsOfShare = 96;
+
+int64_t up_to(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+// A call is cut by its rows where there are many, since each share makes something of its rows first, and by its outputs otherwise.
+struct Cut {
+  int64_t rows = 1, outputs = 1;
+
+  Cut(int64_t num_rows, int64_t threads, double nanoseconds) {
+    if (num_rows >= threads * kRowsOfShare / 2) {
+      rows = up_to((num_rows + kRowsOfShare - 1) / kRowsOfShare, threads);
+    } else {
+      const int64_t wanted = up_to(static_cast<int64_t>(nanoseconds / kNanosecondsOfShare), threads);
+      outputs = wanted < threads ? threads : wanted < 4 * threads ? wanted : 4 * threads;
+    }
+  }
+};
 
 template <typename T, typename Out, typename Kernel>
-void run_shares(const sgl::Linear<T, Out>& call, const Kernel& kernel) {
-  const int64_t products = call.rows * call.in * call.outputs;
-  const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
-  const int64_t wanted = products / kProductsPerThread;
-  const int64_t shares = wanted < threads ? (wanted > 1 ? wanted : 1) : threads;
-  const int64_t bytes = sgl::linear_scratch_bytes(call.rows, call.in);
+void run_shares(const sgl::Linear<T, Out>& call, const Tensor& weight, const Kernel& kernel) {
+  const double reading = static_cast<double>(weight.numel() * weight.element_size()) / kBytesANanosecond;
+  const double making = static_cast<double>(call.rows * call.in * call.outputs) / kProductsANanosecond;
+  const double nanoseconds = reading > making ? reading : making;
   sgl::submit([=] {
-    if (shares == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
-    torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t share = begin; share < end; ++share) kernel(call, sgl::scratch_of(bytes), share, shares);
+    const int64_t threads = sgl::threads_worth(torch::stable::get_num_threads(), nanoseconds);
+    if (threads == 1) return kernel(call, sgl::scratch_of(sgl::linear_scratch_bytes(call.rows, call.in)), 0, 1);
+    const Cut cut(call.rows, threads, nanoseconds);
+    sgl::for_shares(threads, cut.rows * cut.outputs, [&](int64_t share) {
+      const int64_t part = share / cut.outputs, first = call.rows * part / cut.rows;
+      sgl::Linear<T, Out> some = call;
+      some.rows = call.rows * (part + 1) / cut.rows - first;
+      some.x += first * call.x_stride;
+      some.out += first * call.out_stride;
+      kernel(some, sgl::scratch_of(sgl::linear_scratch_bytes(some.rows, call.in)), share % cut.outputs, cut.outputs);
     });
   });
 }
@@ -76,8 +102,6 @@ void dispatch(const Tensor& x, const Tensor& out, const Run& run) {
   run.template operator()<sgl::bf16, sgl::bf16>();
 }
 
-int64_t up_to(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
-
 void linear_packed(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor out) {
   check_type(weight, x.scalar_type(), "weight");
   const int64_t step = x.scalar_type() == ScalarType::Float ? 1 : 2;
@@ -87,9 +111,9 @@ void linear_packed(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor o
   dispatch(x, out, [&]<typename T, typename Out>() {
     using Kernel = void (*)(const sgl::Linear<T, Out>&, void*, int64_t, int64_t);
     if constexpr (std::is_same_v<T, float>) {
-      run_shares(described<T, Out>(x, weight, bias, out), SGL_PICK(Kernel, linear_float));
+      run_shares(described<T, Out>(x, weight, bias, out), weight, SGL_PICK(Kernel, linear_float));
     } else {
-      run_shares(described<T, Out>(x, weight, bias, out), SGL_PICK(Kernel, linear_bf16));
+      run_shares(described<T, Out>(x, weight, bias, out), weight, SGL_PICK(Kernel, linear_bf16));
     }
   });
 }
@@ -106,7 +130,7 @@ void linear_blocks(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor o
   dispatch(x, out, [&]<typename T, typename Out>() {
     using Kernel = void (*)(const sgl::Linear<T, Out>&, sgl::Blocks, void*, int64_t, int64_t);
     const Kernel kernel = SGL_PICK(Kernel, linear_blocks);
-    run_shares(described<T, Out>(x, weight, bias, out),
+    run_shares(described<T, Out>(x, weight, bias, out), weight,
                [=](const sgl::Linear<T, Out>& share, void* scratch, int64_t part, int64_t parts) {
                  kernel(share, form, scratch, part, parts);
                });
@@ -123,7 +147,7 @@ void linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor out
   if (x.size(0) * out.size(1) == 0) return;
   dispatch(x, out, [&]<typename T, typename Out>() {
     using Kernel = void (*)(const sgl::Linear<T, Out>&, void*, int64_t, int64_t);
-    run_shares(described<T, Out>(x, weight, bias, out), SGL_PICK(Kernel, linear_int8));
+    run_shares(described<T, Out>(x, weight, bias, out), weight, SGL_PICK(Kernel, linear_int8));
   });
 }
 

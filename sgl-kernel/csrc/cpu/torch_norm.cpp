@@ -12,6 +12,7 @@
 #include "ops.h"
 #include "pick.h"
 #include "record.h"
+#include "team.h"
 
 namespace {
 
@@ -26,8 +27,14 @@ AddNorm<T> pick_fused_add_rmsnorm() {
   return SGL_PICK(AddNorm<T>, fused_add_rmsnorm);
 }
 
-// Rows that one thread takes at least: below this, waking a second thread costs more than it saves.
-int64_t rows_per_task(int64_t hidden) { return hidden > 0 ? 1 + 32768 / hidden : 1; }
+// Runs body(begin, end) over the rows; a number of a row costs one thread so many nanoseconds, roughly.
+template <typename Body>
+void run_rows(int64_t rows, int64_t numbers_of_row, const Body& body) {
+  constexpr double nanoseconds = 0.1;
+  sgl::submit([=] {
+    sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds * static_cast<double>(numbers_of_row), body);
+  });
+}
 
 template <typename T>
 void run_fused_add_rmsnorm(Tensor& input, Tensor& residual, const Tensor& weight, int64_t rows, int64_t hidden, float eps) {
@@ -35,10 +42,8 @@ void run_fused_add_rmsnorm(Tensor& input, Tensor& residual, const Tensor& weight
   T* in = static_cast<T*>(input.mutable_data_ptr());
   T* res = static_cast<T*>(residual.mutable_data_ptr());
   const T* w = static_cast<const T*>(weight.const_data_ptr());
-  sgl::submit([=] {
-    torch::stable::parallel_for(0, rows, rows_per_task(hidden), [=](int64_t begin, int64_t end) {
-      kernel(in + begin * hidden, res + begin * hidden, w, end - begin, hidden, eps);
-    });
+  run_rows(rows, hidden, [=](int64_t begin, int64_t end) {
+    kernel(in + begin * hidden, res + begin * hidden, w, end - begin, hidden, eps);
   });
 }
 
@@ -74,10 +79,8 @@ void run_rmsnorm(const Tensor& input, const Tensor& weight, Tensor& out, float e
   const T* w = static_cast<const T*>(weight.const_data_ptr());
   T* to = static_cast<T*>(out.mutable_data_ptr());
   const int64_t rows = input.size(0);
-  sgl::submit([=] {
-    torch::stable::parallel_for(0, rows, rows_per_task(hidden), [=](int64_t begin, int64_t end) {
-      kernel(in + begin * hidden, w, to + begin * hidden, end - begin, hidden, eps);
-    });
+  run_rows(rows, hidden, [=](int64_t begin, int64_t end) {
+    kernel(in + begin * hidden, w, to + begin * hidden, end - begin, hidden, eps);
   });
 }
 
@@ -106,10 +109,8 @@ void run_rmsnorm_heads(Tensor& x, const Tensor& weight, float eps) {
   const int64_t rows = x.size(0), heads = x.size(1), dim = x.size(2), stride = x.stride(0);
   const T* w = static_cast<const T*>(weight.const_data_ptr());
   T* at = static_cast<T*>(x.mutable_data_ptr());
-  sgl::submit([=] {
-    torch::stable::parallel_for(0, rows, rows_per_task(heads * dim), [=](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) kernel(at + row * stride, w, at + row * stride, heads, dim, eps);
-    });
+  run_rows(rows, heads * dim, [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) kernel(at + row * stride, w, at + row * stride, heads, dim, eps);
   });
 }
 

@@ -1,4 +1,5 @@
-// Recorded lists of kernel calls as torch sees them: begin, end, play, drop. A list is named by a number.
+// Recorded lists of kernel calls as torch sees them: begin, end, play, drop; and what the team that runs calls has done. A list is
+// named by a number.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -9,6 +10,7 @@
 #include <unordered_map>
 
 #include "record.h"
+#include "team.h"
 
 namespace sgl {
 
@@ -57,10 +59,16 @@ int64_t record_count() { return open_list == nullptr ? 0 : static_cast<int64_t>(
 void record_play(int64_t number) {
   STD_TORCH_CHECK(open_list == nullptr, "record_play: a list cannot be recorded into another");
   const Kept calls = find(number, "record_play");
+  const sgl::CallsFollow awake;
   for (const auto& call : *calls) call();
 }
 
 int64_t record_size(int64_t number) { return static_cast<int64_t>(find(number, "record_size")->size()); }
+
+std::vector<int64_t> team_counts() {
+  const sgl::TeamCounts counts = sgl::team_counts();
+  return {counts.workers, counts.calls, counts.worker_shares, counts.stalls};
+}
 
 void record_drop(int64_t number) {
   find(number, "record_drop");
@@ -77,6 +85,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def("record_play(int number) -> ()");
   m.def("record_size(int number) -> int");
   m.def("record_drop(int number) -> ()");
+  m.def("team_counts() -> int[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
@@ -86,4 +95,5 @@ STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
   m.impl("record_play", TORCH_BOX(&record_play));
   m.impl("record_size", TORCH_BOX(&record_size));
   m.impl("record_drop", TORCH_BOX(&record_drop));
+  m.impl("team_counts", TORCH_BOX(&team_counts));
 }

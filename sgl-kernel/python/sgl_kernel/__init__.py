@@ -7,10 +7,11 @@ file.
 import torch
 
 import sgl_kernel._C  # noqa: F401 - registers the operators; after torch, whose libraries it links against
-from sgl_kernel import attention, elementwise, embedding, linear, linear_int8, record, shm
+from sgl_kernel import argmax, attention, elementwise, embedding, linear, linear_int8, record, shm, team
 from sgl_kernel.norm import fused_add_rmsnorm, rmsnorm, rmsnorm_heads
 
 __all__ = [
+    "argmax",
     "attention",
     "elementwise",
     "embedding",
@@ -22,6 +23,7 @@ __all__ = [
     "rmsnorm",
     "rmsnorm_heads",
     "shm",
+    "team",
 ]
 
 

@@ -7,22 +7,30 @@ here, outside of every draft scope. It must not know how anything is drafted.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch, ForwardMode, GenerationBatchResult
 from sglang.srt.batch.sampling_state import SamplingState
+from sglang.srt.environ import envs
 from sglang.srt.model_executor.model_runner_components.graph_setup import (
     most_recorded_requests,
     published_graph_backend,
 )
 from sglang.srt.model_executor.result_broadcast import share
+from sglang.srt.model_executor.runner.static_batch import ForwardShape
 from sglang.srt.model_executor.tp_worker import TpModelWorker
+from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.accept import Accepted, path_logprobs
 from sglang.srt.speculative.base_spec_worker import Drafter, Proposal
+from sglang.srt.speculative.draft_gate import DraftGate
 from sglang.srt.speculative.round_batch import Round
 from sglang.srt.speculative.verify import RoundOutcome, keep_accepted, share_tree, verify_batch
+
+logger = logging.getLogger(__name__)
 
 #: (proposal, logits [batch * N, vocab], the requests' states before the round) -> what each request gets.
 AcceptRule = Callable[[Proposal, torch.Tensor, Sequence[SamplingState]], list[Accepted]]
@@ -35,6 +43,7 @@ class SpecWorker:
         self.target = target
         self.drafter = drafter
         self._accept = accept
+        self._gate = _published_gate()
         target.make_pools(drafts=drafter.kv_specs, slots_per_step=drafter.slots_per_step)
         if drafter.slots_per_step > target.max_total_num_tokens:
             raise ValueError(
@@ -47,6 +56,9 @@ class SpecWorker:
         make_backend = published_graph_backend()
         if make_backend is not None:
             target.record(drafter.verify_shape, captures_hidden=drafter.captures_hidden)
+            if self._gate is not None:  # rounds without drafts must be as fast as plain steps
+                plain = ForwardShape(ForwardMode.TARGET_VERIFY, 1)
+                target.record(plain, captures_hidden=drafter.captures_hidden)
             table = target.req_to_token_pool
             drafter.init_graphs(make_backend, table, max_requests=most_recorded_requests(table))
         self.model_config = target.model_config
@@ -71,6 +83,8 @@ class SpecWorker:
         return self._round(batch)
 
     def _prompts(self, batch: ForwardBatch) -> GenerationBatchResult:
+        if self._gate is not None:
+            self._gate.interrupt()
         batch.capture_hidden = self.drafter.captures_hidden
         output = self.target.model_runner.forward(batch)
         result = self.target.share_drawn(batch, output)
@@ -89,7 +103,10 @@ class SpecWorker:
 
     def _round(self, batch: ForwardBatch) -> GenerationBatchResult:
         round = Round.of(batch, self.req_to_token_pool.req_to_token)
-        num_nodes = self.drafter.num_nodes(batch.batch_size, _slots(batch, batch.dp_step))
+        most_nodes = self.drafter.num_nodes(batch.batch_size, _slots(batch, batch.dp_step))
+        num_nodes = most_nodes
+        if self._gate is not None and not self._gate.drafts(batch.batch_size):
+            num_nodes = 1
         proposal = self.drafter.propose(round, num_nodes)
         tree = share_tree(proposal.tree)
         verify = verify_batch(round, tree, capture_hidden=self.drafter.captures_hidden)
@@ -97,6 +114,10 @@ class SpecWorker:
         outcome = share(verify, lambda: self._accepted(batch, proposal, output.logits), RoundOutcome)
         verified = keep_accepted(round, tree, outcome.accepted, self.target.pools.kv, output.hidden)
         self.drafter.after_accepted(verified)
+        if most_nodes > 1:
+            self._note_round(outcome, drafted=num_nodes > 1)
+        elif self._gate is not None:
+            self._gate.interrupt()  # there was no room to draft
         return GenerationBatchResult(
             next_token_ids=[one.token_ids for one in outcome.accepted],
             failures=[one.failure for one in outcome.accepted],
@@ -106,13 +127,19 @@ class SpecWorker:
             replayed=self.target.model_runner.replayed,
         )
 
+    def _note_round(self, outcome: RoundOutcome, *, drafted: bool) -> None:
+        if self._gate is not None:
+            count = len(outcome.accepted)
+            tokens = sum(len(one.token_ids) for one in outcome.accepted) / count
+            self._gate.note_round(outcome.end, count, drafted=drafted, tokens=tokens)
+
     def _accepted(self, batch: ForwardBatch, proposal: Proposal, logits: torch.Tensor) -> RoundOutcome:
         states = [state for state in batch.sampling_states if state is not None]
         accepted = self._accept(proposal, logits, states)
         logprobs = None
         if batch.logprob_requests is not None:
             logprobs = path_logprobs(logits, accepted, states, batch.logprob_requests)
-        return RoundOutcome(accepted, logprobs)
+        return RoundOutcome(accepted, logprobs, time.perf_counter())
 
     def _idle(self, step: DpStep) -> None:
         """Take part in what the other replicas do: their prompts, or their round."""
@@ -126,6 +153,23 @@ class SpecWorker:
         verify = step.of_phase(rows=num_nodes, logit_rows=num_nodes)
         runner.forward(ForwardBatch.idle(verify, runner.device))
         drafter.idle_accepted(step, num_nodes)
+
+
+def _published_gate() -> DraftGate | None:
+    """What skips drafts that do not pay, where that is asked for and changes no answer."""
+    if not envs.SGLANG_SPEC_SKIP_SLOW_DRAFTS.get():
+        return None
+    spec = get_spec()
+    reasons = {
+        "replicas would choose differently (--attn-dp-size)": get_parallel().attn_dp_size > 1,
+        "--speculative-adaptive chooses the drafts": spec.speculative_adaptive,
+        "--speculative-use-rejection-sampling draws by the rounds": spec.speculative_use_rejection_sampling,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            logger.warning("SGLANG_SPEC_SKIP_SLOW_DRAFTS has no effect: %s", reason)
+            return None
+    return DraftGate()
 
 
 def _slots(batch: ForwardBatch, step: DpStep | None) -> int:

@@ -21,10 +21,14 @@ from sglang.srt.speculative.round_batch import Round
 
 @dataclass(slots=True)
 class RoundOutcome:
-    """What the requests of a round got, in their order; `logprobs` is None where nobody asked."""
+    """What the requests of a round got, in their order; `logprobs` is None where nobody asked.
+
+    `end` is when the leader of the attention-TP group had it, in seconds of its own clock.
+    """
 
     accepted: list[Accepted]
     logprobs: list[list[TokenLogprob]] | None = None
+    end: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@
 
 namespace sgl {
 
-// How many of `threads` threads a call of so much work is given to: all of them, or the caller alone where waking or telling the
-// others would cost more than they save. `nanoseconds` is what one thread needs, roughly.
+// How many of `threads` threads a call of so much work is given to: as many as each have enough of it, or the caller alone where
+// waking or telling the others would cost more than they save. `nanoseconds` is what one thread needs, roughly.
 int64_t threads_worth(int64_t threads, double nanoseconds);
 
 // Calls run(body, share) for each share from 0 to `shares` - 1, on at most `threads` threads, the calling one included. Where the
@@ -47,10 +47,10 @@ class CallsFollow {
 
 // What the team of this process has done so far.
 struct TeamCounts {
-  int64_t workers = 0;       // threads beside the callers'
-  int64_t calls = 0;         // that were given to the team
-  int64_t worker_shares = 0; // that a worker claimed
-  int64_t stalls = 0;        // calls that waited for a worker without a core
+  int64_t workers = 0;        // threads beside the callers'
+  int64_t calls = 0;          // that were given to the team
+  int64_t worker_shares = 0;  // that a worker claimed
+  int64_t stalls = 0;         // calls that waited for a worker without a core
 };
 TeamCounts team_counts();
 

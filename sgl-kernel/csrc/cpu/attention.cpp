@@ -34,6 +34,8 @@ inline void with_count(int64_t count, const Run& run) {
 constexpr int64_t kTiles = 4;
 constexpr int64_t kTileKeys = kTiles * kBlockSlots;
 constexpr int64_t kStripsOfBlock = kBlockSlots / Vec::width;
+// How far ahead blocks are asked for: main memory takes longer than the work on one.
+constexpr int64_t kKeysAhead = 4 * kBlockSlots;
 // Registers of keys that few queries take together: their sums keep the processor busy.
 constexpr int64_t kStrips = 4;
 
@@ -117,6 +119,7 @@ struct Pass {
     }
     const int64_t keys = end();
     for (int64_t key = 0; key < keys; key += kTileKeys) score(key, keys - key);
+    for (int64_t key = 0; key < kKeysAhead; key += kBlockSlots) fetch(call.kv_heads + head, key);
     for (int64_t i = 0; i < queries(); ++i) {
       work.totals[i] = weigh<T>(work.scores + i * work.stride, draw_together(i, keys));
     }
@@ -129,8 +132,10 @@ struct Pass {
     store();
   }
 
-  void fetch(const T* from) const {
-    const char* block = reinterpret_cast<const char*>(from);
+  // Asks for the block of a key of this request, where there is such a key.
+  void fetch(int64_t plane, int64_t key) const {
+    if (key >= call.lengths[request]) return;
+    const char* block = reinterpret_cast<const char*>(block_of(plane, slots()[key]));
     for (int64_t at = 0; at < kBlockSlots * call.padded_dim * static_cast<int64_t>(sizeof(T)); at += 64) __builtin_prefetch(block + at);
   }
 
@@ -141,7 +146,7 @@ struct Pass {
     bool in_place = own[0] % kBlockSlots == 0;
     for (int64_t i = 1; i < count; ++i) in_place &= own[i] == own[0] + i;
     work.runs[key / kBlockSlots] = in_place ? own[0] : -1;
-    if (left > kBlockSlots) fetch(block_of(head, own[kBlockSlots]));
+    fetch(head, key + kKeysAhead);
     if (in_place) return block_of(head, own[0]);
     const uint32_t* blocks[kBlockSlots];
     for (int64_t i = 0; i < kBlockSlots; ++i) {
@@ -217,7 +222,7 @@ struct Pass {
     for (int64_t key = 0; key < common; key += kBlockSlots) {
       const int64_t end = key + kBlockSlots < common ? key + kBlockSlots : common;
       const int64_t run = work.runs[key / kBlockSlots];
-      if (d == 0 && query == 0 && end < common) fetch(block_of(call.kv_heads + head, slots()[end]));
+      if (d == 0 && query == 0) fetch(call.kv_heads + head, key + kKeysAhead);
       if (run >= 0) {
         const T* value = value_of(run) + d * Block::together;
         for (int64_t at = key; at < end; at += 2, value += 2 * call.padded_dim) {

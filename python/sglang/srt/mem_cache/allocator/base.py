@@ -57,13 +57,16 @@ class FreePages:
     def are_free(self, pages: np.ndarray) -> np.ndarray:
         """Whether each of `pages` is free, bool; numbers outside of the pool are not."""
         inside = (pages >= RESERVED_PAGES) & (pages < len(self._held))
-        free: np.ndarray = inside & ~self._held[np.where(inside, pages, 0)]
+        held: np.ndarray = self._held[np.where(inside, pages, 0)]
+        free: np.ndarray = np.logical_and(inside, np.logical_not(held))
         return free
 
     def free_blocks(self, block: int, first: int = 0, end: int | None = None) -> np.ndarray:
         """Numbers of the blocks of `block` pages, of those from `first` up to `end`, that are wholly free."""
-        held = self._held[first * block : None if end is None else end * block]
-        held = held[: len(held) // block * block].reshape(-1, block).any(axis=1)
+        pages = self._held[first * block : None if end is None else end * block]
+        held: np.ndarray = np.logical_or.reduce(
+            pages[: len(pages) // block * block].reshape(-1, block), axis=1
+        )
         if first == 0 and len(held):
             held[0] = True  # the reserved page is in it
         return np.flatnonzero(~held) + first

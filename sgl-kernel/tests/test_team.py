@@ -18,7 +18,7 @@ from test_linear_int8 import weight_of
 
 from sgl_kernel import fused_add_rmsnorm, rmsnorm, rmsnorm_heads
 from sgl_kernel.argmax import argmax_rows
-from sgl_kernel.attention import paged_attention, store_kv
+from sgl_kernel.attention import kv_shape, paged_attention, read_kv, store_kv
 from sgl_kernel.elementwise import rotary_cos_sin, rotate_heads, silu_and_mul
 from sgl_kernel.embedding import embed_panels, embed_rows
 from sgl_kernel.linear import linear_blocks, linear_packed, pack_blocks, pack_panels
@@ -78,7 +78,7 @@ def row_cases(rows):
         return heads, cos.clone(), sin.clone()
 
     def store():
-        store_kv(x, x.neg(), cache := torch.zeros(16, rows, 64), torch.arange(rows).flip(0))
+        store_kv(x, x.neg(), cache := torch.zeros(kv_shape(8, rows, 64)), torch.arange(rows).flip(0))
         return cache
 
     def norm_heads():
@@ -146,14 +146,14 @@ def test_any_number_of_threads_gives_the_bits_of_one(family):
 
 @pytest.mark.parametrize("at", [0, 1500, 2999])
 def test_an_error_in_any_share_reaches_the_caller_and_the_next_call_is_sound(at):
-    k, cache, slots = draw(3000, 4, 64), torch.zeros(8, 3000, 64), torch.arange(3000)
+    k, cache, slots = draw(3000, 4, 64), torch.zeros(kv_shape(4, 3000, 64)), torch.arange(3000)
     with torch_threads(3):
-        slots[at] = 3000
-        with pytest.raises(RuntimeError, match="slot 3000 of 3000"):
+        slots[at] = 3008
+        with pytest.raises(RuntimeError, match="slot 3008 of 3008"):
             store_kv(k, k, cache, slots)
         slots[at] = at
         store_kv(k, k, cache, slots)
-    assert torch.equal(cache[:4], k.transpose(0, 1))
+    assert torch.equal(read_kv(cache, slots, 64)[:4], k.transpose(0, 1))
 
 
 def test_callers_in_several_threads_have_their_own_answers():

@@ -127,6 +127,30 @@ struct PagedAttention {
   float scale;
 };
 
+// A token drawn for each row; a row has a finite logit, and the others are finite or minus infinity.
+struct DrawTokens {
+  const float* logits;       // [rows, vocab], rows `stride` apart
+  const double* limits;      // [rows, temperature | top_k | top_p | min_p]; top_k <= 0 keeps all
+  const int64_t* seeds;      // [rows]
+  const int64_t* positions;  // [rows]: places in the streams of the seeds
+  int64_t* ids;              // [rows]
+  int64_t vocab, stride;
+};
+
+// Logits of tokens that are not allowed become minus infinity: those whose bit, from the lowest of a word, is 0.
+struct TokenBitmask {
+  float* logits;           // [.., vocab], rows `stride` apart
+  const int32_t* bitmask;  // [masked rows, words]
+  const int64_t* rows;     // [masked rows]: rows of the logits
+  int64_t vocab, words, stride;
+};
+
+// Logits of a row that are looked at together; a power of two.
+constexpr int64_t kSamplingBlock = 64;
+
+// Bytes of scratch that the draw of one row needs: 16 for a token, 16 for a block.
+constexpr int64_t draw_scratch_bytes(int64_t vocab) { return 16 * (vocab + (vocab + kSamplingBlock - 1) / kSamplingBlock); }
+
 // Kinds of numbers that pieces of tensors are reduced in; `bytes` is anything else, which is only moved.
 enum class Number : uint32_t { bytes, boolean, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 };
 enum class Reduce : uint32_t { sum, max, min };
@@ -189,6 +213,8 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void silu_and_mul(const SiluAndMul<bf16>& call, int64_t begin, int64_t end);                                        \
   void argmax_rows(const ArgmaxRows& call, int64_t begin, int64_t end);                                               \
   void reduce_pieces(const Reduction& call);                                                                          \
+  void draw_tokens(const DrawTokens& call, void* scratch, int64_t begin, int64_t end);                                \
+  void apply_token_bitmask(const TokenBitmask& call, int64_t begin, int64_t end);                                     \
   }
 
 SGL_DECLARE_KERNELS(base)

@@ -7,7 +7,18 @@ file.
 import torch
 
 import sgl_kernel._C  # noqa: F401 - registers the operators; after torch, whose libraries it links against
-from sgl_kernel import argmax, attention, elementwise, embedding, linear, linear_int8, record, shm, team
+from sgl_kernel import (
+    argmax,
+    attention,
+    elementwise,
+    embedding,
+    linear,
+    linear_int8,
+    record,
+    sampling,
+    shm,
+    team,
+)
 from sgl_kernel.norm import fused_add_rmsnorm, rmsnorm, rmsnorm_heads
 
 __all__ = [
@@ -22,6 +33,7 @@ __all__ = [
     "record",
     "rmsnorm",
     "rmsnorm_heads",
+    "sampling",
     "shm",
     "team",
 ]

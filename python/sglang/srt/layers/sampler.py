@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sglang.kernels.compiled_for import kernels_for
-from sglang.kernels.draw_token import draw, uniforms
+from sglang.kernels.sample_tokens import best_tokens, draw_tokens
 from sglang.srt.batch.forward_batch import ROW_FAILURES, DrawnTokens
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
@@ -42,7 +41,8 @@ class Sampler:
         """
         requests = logprob_requests or [None] * len(states)
         if mask is None and not any(requests) and all(state.is_plain_greedy for state in states):
-            return DrawnTokens(*_highest(logits), [None] * len(states))
+            ids, finite = best_tokens(logits)
+            return DrawnTokens(ids, _failures(finite), [None] * len(states))
         failures = prepare_rows(logits, states, mask)
         token_ids = self._choose(logits, states)
         return DrawnTokens(token_ids, failures, row_logprobs(logits, states, token_ids, failures, requests))
@@ -51,22 +51,22 @@ class Sampler:
     def _choose(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
         drawn = [b for b, state in enumerate(states) if not state.params.is_greedy]
         if not drawn:
-            return logits.argmax(dim=-1)  # the lowest id where several are best
+            return best_tokens(logits)[0]
         params = [states[b].params for b in drawn]
         everywhere = len(drawn) == len(states)
-        picked = draw(
+        picked = draw_tokens(
             logits if everywhere else logits[drawn],
             temperature=[p.temperature for p in params],
             top_k=[p.top_k for p in params],
             top_p=[p.top_p for p in params],
             min_p=[p.min_p for p in params],
-            u=[uniforms(states[b].seed, states[b].num_output) for b in drawn],
+            seeds=[states[b].seed for b in drawn],
+            positions=[states[b].num_output for b in drawn],
         )
-        picked_ids = torch.tensor(picked, device=logits.device)
         if everywhere:
-            return picked_ids
-        ids = logits.argmax(dim=-1)
-        ids[drawn] = picked_ids
+            return picked
+        ids = best_tokens(logits)[0]
+        ids[drawn] = picked
         return ids
 
 
@@ -77,7 +77,7 @@ def prepare_rows(
 
     The result holds indices into `ROW_FAILURES`. The logits of a failed row are made harmless.
     """
-    failures = _finite(logits)
+    failures = _failures(best_tokens(logits)[1])
     _blank(logits, failures)
     if mask is None and all(state.is_plain_greedy for state in states):
         return failures
@@ -90,21 +90,8 @@ def prepare_rows(
     return failures
 
 
-def _highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids of the highest logits, the lowest where several are, and what failed; both [rows].
-
-    The kernel reads the logits once; two operators of torch wake threads for it, which costs a step of one
-    request half a millisecond.
-    """
-    kernels = kernels_for(logits)
-    if kernels is None or logits.dtype != torch.float32:
-        return logits.argmax(dim=-1), _finite(logits)
-    ids, is_finite = kernels.argmax.argmax_rows(logits)
-    return ids, torch.where(is_finite, _FINE, _NOT_FINITE)
-
-
-def _finite(logits: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.isfinite(logits.sum(dim=-1)), _FINE, _NOT_FINITE)
+def _failures(finite: torch.Tensor) -> torch.Tensor:
+    return torch.where(finite, _FINE, _NOT_FINITE)
 
 
 def _blank(logits: torch.Tensor, failures: torch.Tensor) -> None:

@@ -1,0 +1,147 @@
+"""The way from logits to tokens against its references, at every instruction set of this processor."""
+
+import math
+
+import pytest
+import torch
+from isa_levels import answers_at
+
+from sgl_kernel.sampling import (
+    apply_token_bitmask,
+    apply_token_bitmask_reference,
+    draw_tokens,
+)
+
+BODY = """
+from sgl_kernel.sampling import apply_token_bitmask, draw_tokens
+calls = {"draw": draw_tokens, "mask": apply_token_bitmask}
+for name, case in cases:
+    answers.append(calls[name](*case))
+"""
+
+
+def random(*shape, seed=0, scale=1.0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def limits_of(rows, temperature=1.0, top_k=-1, top_p=1.0, min_p=0.0):
+    return torch.tensor([[temperature, top_k, top_p, min_p]] * rows, dtype=torch.float64).view(-1, 4)
+
+
+def drawn_at(level, cases, folder):
+    """The ids of (logits, limits, seeds, positions), or of (logits, limits) with the rows as seeds."""
+    filled = []
+    for logits, limits, *stream in cases:
+        places = torch.arange(len(logits))
+        filled.append(("draw", (logits, limits, *(stream or (places, places * 7)))))
+    return answers_at(level, BODY, filled, folder)
+
+
+def kept_of(row, temperature, top_k, top_p, min_p):
+    """The probabilities of what is kept of a row, by sorting all of it in float64; 0 elsewhere."""
+    probs = torch.softmax(row.double() / temperature, dim=-1)
+    ranked = probs.sort(descending=True, stable=True)
+    keep = ranked.values >= min_p * ranked.values[0]
+    if top_p < 1:
+        keep &= ranked.values.cumsum(-1) - ranked.values < top_p
+    if top_k > 0:
+        keep[top_k:] = False
+    keep[0] = True
+    return torch.zeros_like(probs).scatter_(0, ranked.indices, ranked.values * keep)
+
+
+LIMITS = [
+    {},
+    {"top_k": 50, "top_p": 0.95, "temperature": 0.8},
+    {"top_k": 3},
+    {"top_p": 0.9},
+    {"top_p": 0.999, "temperature": 1.7},
+    {"min_p": 0.05},
+    {"top_k": 4000, "min_p": 1e-4},
+    {"temperature": 1000.0, "top_p": 0.7},
+    {"temperature": 0.01},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_only_what_is_kept_is_drawn_and_as_often_as_its_probability_says(level, limits, tmp_path):
+    """3,000 draws a row; a share may be off by five deviations."""
+    draws = 3000
+    rows = [random(size, seed=size, scale=2.0) for size in (1, 5, 70, 700)]
+    cases = [(row.repeat(draws, 1), limits_of(draws, **limits)) for row in rows]
+    for row, ids in zip(rows, drawn_at(level, cases, tmp_path), strict=True):
+        kept = kept_of(row, **{"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, **limits})
+        shares = torch.bincount(ids, minlength=len(row)) / draws
+        assert not shares[kept == 0].any()
+        probs = kept / kept.sum()
+        assert (shares - probs).abs().le(5 * (probs * (1 - probs) / draws).sqrt() + 2 / draws).all()
+
+
+def test_of_equal_logits_the_lowest_ids_are_kept(level, tmp_path):
+    logits = torch.zeros(400, 1000)
+    logits[:, 500:] = -0.0
+    [few, some] = drawn_at(
+        level, [(logits, limits_of(400, top_k=3)), (logits, limits_of(400, top_p=0.25))], tmp_path
+    )
+    assert set(few.tolist()) == {0, 1, 2}
+    assert few.shape == some.shape == (400,)
+    assert 200 < int(some.max()) <= 250
+
+
+def test_tokens_that_are_masked_are_never_drawn(level, tmp_path):
+    logits = torch.full((300, 530), -math.inf)
+    logits[:, [7, 64, 529]] = torch.tensor([1.0, 0.5, 0.7])
+    cases = [(logits, limits_of(300, **limits)) for limits in LIMITS]
+    for ids in drawn_at(level, cases, tmp_path):
+        assert set(ids.tolist()) <= {7, 64, 529}
+
+
+def test_a_draw_depends_on_its_row_seed_and_position_alone(level, tmp_path):
+    rows, vocab = 12, 900
+    whole = random(rows, vocab + 30, scale=3.0)
+    logits = whole[:, :vocab]  # rows with a gap between them
+    limits = torch.cat([limits_of(1, **LIMITS[i % len(LIMITS)]) for i in range(rows)])
+    seeds, positions = torch.arange(rows) * -(2**59) - 5, torch.arange(rows) * 1000
+    together = (logits, limits, seeds, positions)
+    alone = [
+        (logits[i : i + 1].clone(), limits[i : i + 1], seeds[i : i + 1], positions[i : i + 1])
+        for i in range(rows)
+    ]
+    nothing = (logits[:0], limits[:0], seeds[:0], positions[:0])
+    [first, *others, empty] = drawn_at(level, [together, *alone, nothing], tmp_path)
+    assert first.tolist() == [int(ids) for ids in others]
+    assert empty.shape == (0,)
+
+
+def test_masked_tokens_become_minus_infinity_in_the_rows_that_are_named(level, tmp_path):
+    cases = []
+    for vocab in (1, 31, 32, 33, 300):
+        rows = torch.tensor([4, 0, 3])
+        words = torch.randint(-(2**31), 2**31, (3, 10), generator=torch.Generator().manual_seed(vocab))
+        words[1] = -1
+        cases.append((random(5, vocab + 3)[:, :vocab], words.int(), rows))
+    cases.append((random(2, 40), torch.zeros(0, 2, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)))
+    found = answers_at(level, BODY, [("mask", case) for case in cases], tmp_path)
+    for case, out in zip(cases, found, strict=True):
+        assert torch.equal(out, apply_token_bitmask_reference(*case))
+
+
+LONGS = torch.zeros(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: draw_tokens(random(2, 8).double(), limits_of(2), LONGS, LONGS), "float32"),
+        (lambda: draw_tokens(random(2, 0), limits_of(2), LONGS, LONGS), "vocab is 1 to"),
+        (lambda: draw_tokens(random(8, 2).t(), limits_of(2), LONGS, LONGS), "row of logits is contiguous"),
+        (lambda: draw_tokens(random(2, 8), limits_of(3), LONGS, LONGS), "limits is contiguous float64"),
+        (lambda: draw_tokens(random(2, 8), limits_of(2), LONGS, LONGS.int()), "contiguous int64"),
+        (lambda: apply_token_bitmask(random(2, 33), LONGS[:, None].int(), LONGS), "1 words hold no bit"),
+        (lambda: apply_token_bitmask(random(2, 8), LONGS[:, None].int(), LONGS + 2), "rows are 0 to 1"),
+        (lambda: apply_token_bitmask(random(2, 8), LONGS[:, None], LONGS), "bitmask is contiguous int32"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(call, said):
+    with pytest.raises(RuntimeError, match=said):
+        call()

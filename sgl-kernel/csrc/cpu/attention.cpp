@@ -178,16 +178,21 @@ struct Pass {
     for (; strip < count; ++strip) score_some<Count, 1>(query, key, strips, strip);
   }
 
+  // Not inlined, like the values below: within the loops around it g++ 12 runs out of registers for the sums.
   template <int64_t Count, int64_t Strips>
-  void score_some(int64_t query, int64_t key, const T* const* strips, int64_t strip) const {
+  [[gnu::noinline]] void score_some(int64_t query, int64_t key, const T* const* strips, int64_t strip) const {
     Vec sums[Count][Strips];
+#pragma GCC unroll 8
     for (int64_t i = 0; i < Count; ++i) {
+#pragma GCC unroll 8
       for (int64_t t = 0; t < Strips; ++t) sums[i][t] = Vec::zero();
     }
     add_products<Count, Strips>(strips + strip, work.q[query], call.dim, sums);
     const Vec scale = Vec::same(call.scale);
+#pragma GCC unroll 8
     for (int64_t i = 0; i < Count; ++i) {
       float* to = work.scores + (query + i) * work.stride + key + strip * Vec::width;
+#pragma GCC unroll 8
       for (int64_t t = 0; t < Strips; ++t) (sums[i][t] * scale).store(to + t * Vec::width);
     }
   }
@@ -212,11 +217,13 @@ struct Pass {
   }
 
   template <int64_t Count, int64_t Vecs>
-  void add_values_at(int64_t query, int64_t common, int64_t d) const {
+  [[gnu::noinline]] void add_values_at(int64_t query, int64_t common, int64_t d) const {
     const Weight* weights = weights_of(query);
     const int64_t stride = work.stride * static_cast<int64_t>(sizeof(float) / sizeof(Weight));
     Vec sums[Count][Vecs];
+#pragma GCC unroll 8
     for (int64_t i = 0; i < Count; ++i) {
+#pragma GCC unroll 8
       for (int64_t j = 0; j < Vecs; ++j) sums[i][j] = Vec::zero();
     }
     for (int64_t key = 0; key < common; key += kBlockSlots) {
@@ -227,6 +234,7 @@ struct Pass {
         const T* value = value_of(run) + d * Block::together;
         for (int64_t at = key; at < end; at += 2, value += 2 * call.padded_dim) {
           Values<T> values[Vecs];
+#pragma GCC unroll 8
           for (int64_t j = 0; j < Vecs; ++j) values[j] = Values<T>::neighbours(value + j * Vec::width * Block::together, call.padded_dim);
           add_pair(values, weights + at, stride, sums);
         }
@@ -235,6 +243,7 @@ struct Pass {
           const int64_t slot = slots()[at], next = slots()[at + 1];
           const T *one = value_of(slot) + d * Block::together, *other = value_of(next) + d * Block::together;
           Values<T> values[Vecs];
+#pragma GCC unroll 8
           for (int64_t j = 0; j < Vecs; ++j) {
             values[j] = Values<T>::apart(one + j * Vec::width * Block::together, slot, other + j * Vec::width * Block::together, next);
           }
@@ -242,15 +251,19 @@ struct Pass {
         }
       }
     }
+#pragma GCC unroll 8
     for (int64_t i = 0; i < Count; ++i) {
+#pragma GCC unroll 8
       for (int64_t j = 0; j < Vecs; ++j) sums[i][j].store(work.sums[query + i] + d + j * Vec::width);
     }
   }
 
   template <int64_t Count, int64_t Vecs>
   static void add_pair(const Values<T> (&values)[Vecs], const Weight* weights, int64_t stride, Vec (&sums)[Count][Vecs]) {
+#pragma GCC unroll 8
     for (int64_t i = 0; i < Count; ++i) {
       const auto weight = Values<T>::weight(weights + i * stride);
+#pragma GCC unroll 8
       for (int64_t j = 0; j < Vecs; ++j) sums[i][j] = values[j].add(weight, sums[i][j]);
     }
   }

@@ -19,19 +19,36 @@ inline void add_products(const float* const* strips, const float* q, int64_t dim
   }
 }
 
+#if defined(SGL_ISA_avx512_vnni_bf16)
+
+// sum += the two products of bf16 in each lane. Not the intrinsic: with it g++ 12 keeps such sums on the stack.
+inline void add_two_products(__m512& sum, __m512i a, __m512i b) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+
 template <int64_t Count, int64_t Strips>
 inline void add_products(const bf16* const* strips, const bf16* q, int64_t dim, Vec (&sums)[Count][Strips]) {
   for (int64_t pair = 0; 2 * pair < dim; ++pair) {
-#if defined(SGL_ISA_avx512_vnni_bf16)
-    __m512bh keys[Strips];
-    for (int64_t t = 0; t < Strips; ++t) keys[t] = (__m512bh)_mm512_loadu_si512(strips[t] + pair * 2 * kBlockSlots);
+    __m512i keys[Strips];
+#pragma GCC unroll 8
+    for (int64_t t = 0; t < Strips; ++t) {
+      keys[t] = _mm512_loadu_si512(strips[t] + pair * 2 * kBlockSlots);
+      asm("" : "+v"(keys[t]));  // else it is loaded once more for each query
+    }
+#pragma GCC unroll 8
     for (int64_t i = 0; i < Count; ++i) {
       int32_t both;
       __builtin_memcpy(&both, q + i * kMostHeadDim + 2 * pair, sizeof(both));
-      const __m512bh value = (__m512bh)_mm512_set1_epi32(both);
-      for (int64_t t = 0; t < Strips; ++t) sums[i][t].lanes = _mm512_dpbf16_ps(sums[i][t].lanes, value, keys[t]);
+      const __m512i value = _mm512_set1_epi32(both);
+#pragma GCC unroll 8
+      for (int64_t t = 0; t < Strips; ++t) add_two_products(sums[i][t].lanes, value, keys[t]);
     }
+  }
+}
+
 #else
+
+template <int64_t Count, int64_t Strips>
+inline void add_products(const bf16* const* strips, const bf16* q, int64_t dim, Vec (&sums)[Count][Strips]) {
+  for (int64_t pair = 0; 2 * pair < dim; ++pair) {
     for (int64_t t = 0; t < Strips; ++t) {
       const Pairs keys = Pairs::load(strips[t] + pair * 2 * kBlockSlots);
       const Vec even = keys.even(), odd = keys.odd();
@@ -41,9 +58,10 @@ inline void add_products(const bf16* const* strips, const bf16* q, int64_t dim, 
         sums[i][t] = multiply_add(Vec::same(to_float(value[1])), odd, sums[i][t]);
       }
     }
-#endif
   }
 }
+
+#endif
 
 // Some dimensions of two values, and their weighted sum.
 template <typename T>
@@ -80,22 +98,25 @@ struct Values {
 template <>
 struct Values<bf16> {
   using Weight = bf16;
-  __m512bh both;
+  __m512i both;
 
-  static Values neighbours(const bf16* value, int64_t) { return {(__m512bh)_mm512_loadu_si512(value)}; }
+  static Values neighbours(const bf16* value, int64_t) { return {_mm512_loadu_si512(value)}; }
   static Values apart(const bf16* one, int64_t slot, const bf16* other, int64_t next) {
     const __m512i low = _mm512_loadu_si512(one - slot % 2), high = _mm512_loadu_si512(other - next % 2);
     const __m512i even = slot % 2 == 0 ? low : _mm512_srli_epi32(low, 16);
     const __m512i odd = next % 2 == 0 ? _mm512_slli_epi32(high, 16) : high;
-    return {(__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaa, even, odd)};
+    return {_mm512_mask_blend_epi16(0xaaaaaaaa, even, odd)};
   }
 
-  static __m512bh weight(const bf16* weights) {
+  static __m512i weight(const bf16* weights) {
     int32_t pair;
     __builtin_memcpy(&pair, weights, sizeof(pair));
-    return (__m512bh)_mm512_set1_epi32(pair);
+    return _mm512_set1_epi32(pair);
   }
-  Vec add(__m512bh weight, Vec sum) const { return Vec{_mm512_dpbf16_ps(sum.lanes, weight, both)}; }
+  Vec add(__m512i weight, Vec sum) const {
+    add_two_products(sum.lanes, weight, both);
+    return sum;
+  }
 };
 
 #endif

@@ -26,7 +26,9 @@ def processor() -> str:
 
 def measure(threads: int, *, products: bool) -> dict[str, float | str]:
     """Limits in GB/s and GFLOP/s, each the best of a few; products take seconds and are asked for once."""
-    cores = sorted(os.sched_getaffinity(0))[:threads]
+    from peers.process_tree import cores_for  # here: run as a script this file has no package
+
+    cores = cores_for(threads)
     arguments = [sys.executable, __file__, str(threads), *(["products"] if products else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(

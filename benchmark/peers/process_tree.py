@@ -18,6 +18,11 @@ import psutil
 PATIENCE_S = 15.0
 
 
+def cores_for(threads: int) -> list[int]:
+    """The cores of a side: the first ones that this process may use."""
+    return sorted(os.sched_getaffinity(0))[:threads]
+
+
 class ProcessTree:
     """`log` takes what the program prints; with `pipes` its standard input and output are ours instead."""
 
@@ -31,7 +36,7 @@ class ProcessTree:
         pipes: bool = False,
     ) -> None:
         self.log = log
-        cores = sorted(os.sched_getaffinity(0))[:threads]
+        cores = cores_for(threads)
         own = {
             name: value for name, value in os.environ.items() if not name.startswith(("OPENBLAS_", "OMP_"))
         }

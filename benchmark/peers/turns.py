@@ -28,13 +28,14 @@ class Measured:
 
 
 Results = dict[str, Measured]
+Started = dict[str, tuple[Side, Measured]]
 
 
 @contextmanager
-def started(sides: Sequence[Side], say: Say) -> Iterator[dict[str, tuple[Side, Measured]]]:
+def started(sides: Sequence[Side], say: Say) -> Iterator[Started]:
     """Start the sides one after another; all are stopped at the end, whatever happened."""
     with ExitStack() as stack:
-        running: dict[str, tuple[Side, Measured]] = {}
+        running: Started = {}
         for side in sides:
             stack.callback(side.stop)  # before the start, which may fail halfway
             try:
@@ -62,33 +63,45 @@ def measure(
     """One warm-up of each side, then each row `repeat` times, round by round: A B, B A, A B ...
 
     In a round every side gets the same prompts; no two rounds share one. A side that fails in a row has
-    samples with that fault and goes on with the next row. `between` is called before each row.
+    samples with that fault and goes on with the next row. `between` is called before each row. A run that is
+    ended early keeps the rows that were finished.
     """
     with started(sides, say) as running:
         draw = random.Random(seed)
         for side, _ in running.values():
             side.answer([prompts.make(256, draw)] * min(4, side.label.at_most), 16, 4)
-        for row in rows:
-            between()
-            admitted = [pair for pair in running.values() if row.admits(pair[0].label)]
-            for number in range(repeat):
-                round_seed = draw.randrange(2**32)
-                for side, measured in admitted if number % 2 == 0 else reversed(admitted):
-                    samples = _turn(side, row, prompts, random.Random(round_seed), say)
-                    for name, sample in zip(row.names, samples, strict=True):
-                        measured.samples.setdefault(name, []).append(sample)
-                say(f"{row.names[0]}, round {number + 1} of {repeat}: {_latest(admitted, row)}")
+        try:
+            for row in rows:
+                between()
+                _take_turns(running, row, prompts, repeat=repeat, draw=draw, say=say)
+        except (KeyboardInterrupt, SystemExit):
+            if not any(measured.samples for _, measured in running.values()):
+                raise
+            say("ended early; the rows that were finished follow")
         for side, measured in running.values():
             measured.memory_after = side.memory_bytes()
     return {name: measured for name, (_, measured) in running.items()}
 
 
-def _latest(admitted: Sequence[tuple[Side, Measured]], row: Row) -> str:
-    found = []
+def _take_turns(
+    running: Started, row: Row, prompts: Prompts, *, repeat: int, draw: random.Random, say: Say
+) -> None:
+    """All rounds of one row; its samples are kept only when every round is there."""
+    admitted = [pair for pair in running.values() if row.admits(pair[0].label)]
+    taken: dict[str, list[list[Sample]]] = {side.label.name: [] for side, _ in admitted}
+    for number in range(repeat):
+        round_seed = draw.randrange(2**32)
+        for side, _ in admitted if number % 2 == 0 else reversed(admitted):
+            taken[side.label.name].append(_turn(side, row, prompts, random.Random(round_seed), say))
+        say(f"{row.names[0]}, round {number + 1} of {repeat}: {_latest(taken)}")
     for side, measured in admitted:
-        values = [measured.samples[name][-1].value for name in row.names]
-        found.append(f"{side.label.name} {' and '.join(f'{value:.0f}' for value in values)}")
-    return "; ".join(found)
+        for name, samples in zip(row.names, zip(*taken[side.label.name], strict=True), strict=True):
+            measured.samples[name] = list(samples)
+
+
+def _latest(taken: dict[str, list[list[Sample]]]) -> str:
+    values = {name: " and ".join(f"{s.value:.0f}" for s in rounds[-1]) for name, rounds in taken.items()}
+    return "; ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _turn(side: Side, row: Row, prompts: Prompts, draw: random.Random, say: Say) -> list[Sample]:

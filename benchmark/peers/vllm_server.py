@@ -7,6 +7,7 @@ from pathlib import Path
 
 from peers.installed import has_module
 from peers.openai_side import OpenAISide, Server
+from peers.process_tree import cores_for
 from peers.side import Found, Label
 
 INSTALL = (
@@ -30,7 +31,7 @@ def find(options: argparse.Namespace, logs: Path, bf16_bytes: int) -> Found:
 
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     # It binds its threads itself: without this to the cores of a whole NUMA node.
-    environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{options.threads - 1}"
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores_for(options.threads))
     if options.vllm_preload:
         environment["LD_PRELOAD"] = options.vllm_preload
     server = Server(command, options.threads, logs / "vllm.log", environment=environment, patience_s=300.0)

@@ -98,6 +98,19 @@ def test_a_side_is_stopped_whatever_happens():
     assert log[-2:] == ["stop B", "stop A"]
 
 
+def test_a_run_that_is_ended_early_keeps_the_rows_that_were_finished():
+    log: list[str] = []
+
+    def ends(*_):
+        raise SystemExit(143)
+
+    whole = workloads.prefill(512, is_quick=True)
+    results, lines = measured([FakeSide("A", log)], [whole, Row(("cut",), "tok/s", 1, True, ends)])
+    assert list(results["A"].samples) == ["prefill 512"] and len(results["A"].samples["prefill 512"]) == 3
+    assert lines[-1] == "ended early; the rows that were finished follow"
+    assert log[-1] == "stop A"
+
+
 def test_a_side_that_does_not_start_is_stopped_and_left_out():
     log: list[str] = []
     broken = FakeSide("A", log)

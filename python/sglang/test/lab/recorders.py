@@ -14,8 +14,10 @@ from unittest import mock
 
 import torch
 
+from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.sampling_state import SamplingState
+from sglang.srt.layers.attention.kv_block_layout import KVBlockLayout
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool
 from sglang.srt.model_executor.model_runner import ModelRunner
@@ -244,7 +246,9 @@ def parameter_bytes(model: torch.nn.Module) -> int:
 
 
 def kv_bytes_per_token(pool: PagedKVPool) -> int:
-    """Bytes of a pool by its number of slots, the reserved page included."""
-    slots = pool.size + pool.page_size
+    """Bytes of a pool by its number of slots: the reserved page included, and what fills the last block."""
+    slots, kernels = pool.size + pool.page_size, compiled_kernels()
+    if kernels is not None and isinstance(pool._layout, KVBlockLayout):
+        slots = -(-slots // kernels.attention.KV_BLOCK_SLOTS) * kernels.attention.KV_BLOCK_SLOTS
     layers = map(pool.layer, range(pool.spec.num_layers))
     return sum(layer.nbytes for layer in layers if isinstance(layer, torch.Tensor)) // slots

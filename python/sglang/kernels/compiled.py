@@ -16,6 +16,9 @@ from sglang.srt.environ import envs
 
 logger = logging.getLogger(__name__)
 
+#: The `sgl_kernel.INTERFACE` that this engine calls.
+_INTERFACE = 2
+
 
 def are_there() -> bool:
     """Whether the package is installed and not switched off; without importing it, so also free of torch."""
@@ -39,5 +42,12 @@ def compiled_kernels() -> ModuleType | None:
             f"sgl_kernel is installed and cannot be used ({error}); build it anew for this torch, or set "
             "SGLANG_USE_CPU_KERNELS=0 to run in torch, slower"
         ) from error
+    found = getattr(kernels, "INTERFACE", 1)
+    if found != _INTERFACE:
+        older = "it" if found < _INTERFACE else "the engine"
+        raise RuntimeError(
+            f"sgl_kernel has interface {found} and this engine needs {_INTERFACE}: {older} is the older of the "
+            "two; `make kernels` builds the one that fits, SGLANG_USE_CPU_KERNELS=0 runs in torch, slower"
+        )
     logger.info("Compiled kernels: sgl_kernel at level %s", level)
     return kernels

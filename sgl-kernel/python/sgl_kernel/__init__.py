@@ -21,7 +21,12 @@ from sgl_kernel import (
 )
 from sgl_kernel.norm import fused_add_rmsnorm, rmsnorm, rmsnorm_heads
 
+#: Raised with each change of what callers see: an operator, its arguments, or how packed numbers lie. An
+#: engine asks for the one that it was written for.
+INTERFACE = 2
+
 __all__ = [
+    "INTERFACE",
     "argmax",
     "attention",
     "elementwise",

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang.kernels import compiled
 from sglang.kernels.compiled import are_there, compiled_kernels
 from sglang.srt.environ import envs
 
@@ -55,7 +56,7 @@ def test_kernels_that_are_switched_off_are_not_even_looked_for(
 def test_kernels_that_are_there_are_used_and_their_level_is_told(
     monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
-    kernels = SimpleNamespace(isa_level=lambda: "avx2")
+    kernels = SimpleNamespace(isa_level=lambda: "avx2", INTERFACE=compiled._INTERFACE)
     stand_in(monkeypatch, object())
     monkeypatch.setattr(importlib, "import_module", lambda name: kernels)
     assert compiled_kernels() is kernels
@@ -85,3 +86,16 @@ def test_whether_they_are_there_is_known_without_importing_them(monkeypatch: pyt
         assert not are_there()
     stand_in(monkeypatch, None)
     assert not are_there()
+
+
+@pytest.mark.parametrize(
+    ("found", "said"), [(None, "it is the older"), (1, "it is the older"), (99, "the engine is")]
+)
+def test_a_package_of_another_interface_is_refused_at_once_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch, found: int | None, said: str
+) -> None:
+    kernels = SimpleNamespace(isa_level=lambda: "avx2", **({} if found is None else {"INTERFACE": found}))
+    stand_in(monkeypatch, object())
+    monkeypatch.setattr(importlib, "import_module", lambda name: kernels)
+    with pytest.raises(RuntimeError, match=f"has interface {found or 1} and .* {said}.*make kernels"):
+        compiled_kernels()

@@ -1,4 +1,4 @@
-"""The number of the interface changes with the operators, so that an engine notices a package that is older."""
+"""The number of the interface changes with the operators, so that an engine notices an older package."""
 
 import hashlib
 

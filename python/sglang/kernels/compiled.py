@@ -46,8 +46,8 @@ def compiled_kernels() -> ModuleType | None:
     if found != _INTERFACE:
         older = "it" if found < _INTERFACE else "the engine"
         raise RuntimeError(
-            f"sgl_kernel has interface {found} and this engine needs {_INTERFACE}: {older} is the older of the "
-            "two; `make kernels` builds the one that fits, SGLANG_USE_CPU_KERNELS=0 runs in torch, slower"
+            f"sgl_kernel has interface {found} and this engine needs {_INTERFACE}: {older} is the older one; "
+            "`make kernels` builds the one that fits, SGLANG_USE_CPU_KERNELS=0 runs in torch, slower"
         )
     logger.info("Compiled kernels: sgl_kernel at level %s", level)
     return kernels

@@ -103,7 +103,9 @@ class CpuGraphBackend(GraphBackend):
         graph = CpuGraph()
         recorder = _Recorder(graph, self._kernels.record, self.arena, self.tp_group)
         with recorder, RefuseHostReads():
-            graph.outputs = dict(fn())
+            results = dict(fn())
+        # They hold until the next replay of any graph, so other graphs may take their memory.
+        graph.outputs = {name: self.arena.unowned(tensor) for name, tensor in results.items()}
         self.graphs[key] = graph
         if graph.from_python:
             named = ", ".join(f"{name} ({count})" for name, count in sorted(graph.from_python.items()))

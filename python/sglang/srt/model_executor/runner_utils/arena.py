@@ -33,13 +33,19 @@ class Arena:
         if size == 0:
             return tensor
         piece = self._take(size)
-        memory = (ctypes.c_char * piece.numel()).from_address(piece.data_ptr())
-        whole = torch.frombuffer(
-            memory, dtype=torch.uint8
-        )  # its storage holds `memory`, and nothing else does
+        memory = _memory_of(piece)
+        taken = _over(memory, tensor, 0)  # its storage holds `memory`, and nothing else does
         weakref.finalize(memory, self._free.append, piece).atexit = False
-        count = piece.numel() // tensor.element_size() * tensor.element_size()
-        return whole[:count].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        return taken
+
+    def unowned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory, which may be handed out again once `tensor` is gone; not of this arena: itself."""
+        address = tensor.data_ptr()
+        for piece in self._pieces:
+            offset = address - piece.data_ptr()
+            if 0 <= offset < piece.numel():
+                return _over(_memory_of(piece), tensor, offset)
+        return tensor
 
     def _take(self, size: int) -> torch.Tensor:
         fitting = [(piece.numel(), at) for at, piece in enumerate(self._free) if piece.numel() >= size]
@@ -47,6 +53,17 @@ class Arena:
             return self._free.pop(min(fitting)[1])
         self._pieces.append(torch.empty(size, dtype=torch.uint8))
         return self._pieces[-1]
+
+
+def _memory_of(piece: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
+    return (ctypes.c_char * piece.numel()).from_address(piece.data_ptr())
+
+
+def _over(memory: ctypes.Array[ctypes.c_char], like: torch.Tensor, offset: int) -> torch.Tensor:
+    """A tensor of the type, shape and strides of `like`, `offset` bytes behind the beginning."""
+    count = (len(memory) - offset) // like.element_size()
+    whole = torch.frombuffer(memory, dtype=like.dtype, count=count, offset=offset)
+    return whole.as_strided(like.shape, like.stride())
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -17,6 +17,7 @@ from sglang.srt.model_executor.runner.static_batch import ForwardShape
 from sglang.srt.model_executor.runner_backend.base import ShapeKey
 from sglang.srt.model_executor.runner_backend.cpu_graph import CpuGraphBackend
 from sglang.srt.model_executor.runner_utils.recorded_step import HostReadError
+from sglang.test.fakes import graph_cases
 from sglang.test.fakes.graph_cases import SIZES, GraphCases
 from sglang.test.test_utils import published_topology
 from sglang.test.tiny_models import write_tiny_model
@@ -89,6 +90,19 @@ sys.exit("torch._dynamo" in sys.modules)
 def test_recording_does_not_import_a_compiler_that_takes_most_of_a_second(recorder):
     words = [sys.executable, "-c", RECORDED_ALONE, recorder]
     assert subprocess.run(words, check=False).returncode == (recorder != "ours")
+
+
+def test_graphs_of_all_sizes_take_hardly_more_memory_than_the_largest(folder, monkeypatch):
+    """Their results too: one holds until the next replay only."""
+    taken = []
+    for sizes in (SIZES[-1:], SIZES):
+        monkeypatch.setattr(graph_cases, "SIZES", sizes)
+        with driven_worker(folder, attention_backend="cpu") as driver:
+            recorder = Recorder()
+            GraphCases(driver).graph_runner(SHAPES["chains"], make_backend=recorder)
+            assert len(recorder.graphs) == len(sizes)
+            taken.append(recorder.backends[-1].arena.bytes)
+    assert taken[0] > 0 and taken[1] < 1.2 * taken[0]
 
 
 def test_a_cached_page_of_sixteen_slots_makes_no_difference(folder):

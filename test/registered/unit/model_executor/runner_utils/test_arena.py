@@ -23,6 +23,25 @@ def test_memory_is_used_again_once_the_last_tensor_over_it_is_gone():
     assert arena.bytes == 2 * taken
 
 
+def test_memory_that_nobody_owns_is_handed_out_again_and_still_read_where_it_lies():
+    arena = Arena()
+    whole = arena.like(torch.empty(40, 30))
+    part = whole[5:20, 3:].t()
+    unowned = arena.unowned(part)
+    assert (unowned.data_ptr(), unowned.shape, unowned.stride()) == (
+        part.data_ptr(),
+        part.shape,
+        part.stride(),
+    )
+    address, elsewhere = whole.data_ptr(), torch.empty(3)
+    del whole, part
+    again = arena.like(torch.empty(40, 30))
+    assert again.data_ptr() == address
+    again.fill_(7.0)
+    assert unowned.eq(7.0).all()
+    assert arena.unowned(elsewhere) is elsewhere
+
+
 def test_the_smallest_piece_that_fits_is_taken():
     arena = Arena()
     pieces = [arena.like(torch.empty(size)) for size in (9000, 3000, 6000)]

@@ -87,49 +87,67 @@ void quantize(const Linear<T, Out>& call, int64_t first, int32_t offset, const Q
   }
 }
 
-// Some rows times one group of outputs.
+// Some rows times one group of outputs, or times two that lie `apart`.
 template <typename Numbers, bool HasMinimum, int32_t Offset, typename T, typename Out>
 struct Block {
   const Linear<T, Out>& call;
   const Quantized& x;
-  int64_t in_x, first_row, group;
+  int64_t in_x, first_row, group, apart;
 
-  template <int64_t Rows>
+  template <int64_t Rows, int64_t Groups = 1>
   void run() const {
     constexpr int64_t record = Numbers::bytes + (HasMinimum ? 2 : 1) * kGroup * 2;
     const uint8_t* records = static_cast<const uint8_t*>(call.weight) + group * x.count * record;
     for (int64_t piece = 0; piece < kGroup / Vec::width; ++piece) {
-      Vec sums[Rows][1];
-      for (int64_t r = 0; r < Rows; ++r) sums[r][0] = Vec::zero();
+      Vec sums[Groups][Rows][1];
+      for (int64_t g = 0; g < Groups; ++g) {
+        for (int64_t r = 0; r < Rows; ++r) sums[g][r][0] = Vec::zero();
+      }
       const XBlock* rows = x.blocks + in_x;
       for (int64_t b = 0; b < x.count; ++b, rows += x.rows) {
-        const uint8_t* at = records + b * record;
-        const uint16_t* halves = reinterpret_cast<const uint16_t*>(at + Numbers::bytes) + piece * Vec::width;
-        const Numbers numbers = Numbers::load(at, piece);
-        const Vec scale = load_half(halves);
-        const Vec minimum = HasMinimum ? load_half(halves + kGroup) : Vec::zero();
-        for (int64_t r = 0; r < Rows; ++r) {
-          const Vec dot = numbers.dot(rows[r].numbers, Offset == 0 ? 0 : rows[r].start);
-          sums[r][0] = multiply_add(scale * Vec::same(rows[r].scale), dot, sums[r][0]);
-          if constexpr (HasMinimum) sums[r][0] = multiply_add(minimum, Vec::same(rows[r].sum), sums[r][0]);
+        for (int64_t g = 0; g < Groups; ++g) {
+          add_record<Rows>(records + (g * apart * x.count + b) * record, piece, rows, sums[g]);
         }
       }
-      for (int64_t r = 0; r < Rows; ++r) {
-        write_sums(call, first_row + r, group * kGroup + piece * Vec::width, sums[r]);
+      for (int64_t g = 0; g < Groups; ++g) {
+        for (int64_t r = 0; r < Rows; ++r) {
+          write_sums(call, first_row + r, (group + g * apart) * kGroup + piece * Vec::width, sums[g][r]);
+        }
       }
+    }
+  }
+
+  template <int64_t Rows>
+  static void add_record(const uint8_t* record, int64_t piece, const XBlock* rows, Vec (&sums)[Rows][1]) {
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(record + Numbers::bytes) + piece * Vec::width;
+    const Numbers numbers = Numbers::load(record, piece);
+    const Vec scale = load_half(halves);
+    const Vec minimum = HasMinimum ? load_half(halves + kGroup) : Vec::zero();
+    for (int64_t r = 0; r < Rows; ++r) {
+      const Vec dot = numbers.dot(rows[r].numbers, Offset == 0 ? 0 : rows[r].start);
+      sums[r][0] = multiply_add(scale * Vec::same(rows[r].scale), dot, sums[r][0]);
+      if constexpr (HasMinimum) sums[r][0] = multiply_add(minimum, Vec::same(rows[r].sum), sums[r][0]);
     }
   }
 };
 
 template <typename Numbers, bool HasMinimum, int32_t Offset, typename T, typename Out>
 void multiply(const Linear<T, Out>& call, void* scratch, Share groups) {
+  using Some = Block<Numbers, HasMinimum, Offset, T, Out>;
   for (int64_t row = 0; row < call.rows; row += kRowsAtOnce) {
     const int64_t rows = call.rows - row < kRowsAtOnce ? call.rows - row : kRowsAtOnce;
     const Quantized x{static_cast<XBlock*>(scratch), rows, (call.in + kBlock - 1) / kBlock};
     quantize(call, row, Offset, x);
-    for (int64_t group = groups.begin; group < groups.end; ++group) {
+    int64_t group = groups.begin;
+    if (rows == 1) {
+      // Of a single row, which waits for memory, two places of the weight are read at a time: more comes than from one.
+      const int64_t half = (groups.end - groups.begin) / 2;
+      for (; group < groups.begin + half; ++group) Some{call, x, 0, row, group, half}.template run<1, 2>();
+      group += half;
+    }
+    for (; group < groups.end; ++group) {
       for_blocks(rows, kBlockRows, [&](int64_t first, int64_t count) {
-        with_rows<kBlockRows>(count, Block<Numbers, HasMinimum, Offset, T, Out>{call, x, first, row + first, group});
+        with_rows<kBlockRows>(count, Some{call, x, first, row + first, group, 0});
       });
     }
   }

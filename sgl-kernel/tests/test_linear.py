@@ -155,6 +155,35 @@ def test_a_row_of_blocks_gives_the_same_bits_alone_and_in_a_batch(level, form, t
     )
 
 
+def test_a_block_that_is_not_finite_makes_its_row_nan_and_no_other(level, tmp_path):
+    x, weight = draw(19, 96), block_weight(BlockForm.Q4_MIN, 33, 96)
+    x[3, 5], x[8, 40], x[18, 95] = float("nan"), float("inf"), float("-inf")
+    call = (x, pack_blocks(weight), None, torch.empty(19, 33), weight.form)
+    (found,) = answers_at(level, BLOCK_BODY, [call], tmp_path)
+    is_bad = torch.tensor([row in (3, 8, 18) for row in range(19)])
+    assert found[is_bad].isnan().all() and found[~is_bad].isfinite().all()
+
+
+def test_a_block_too_small_to_be_scaled_counts_as_zeros(level, tmp_path):
+    weight = block_weight(BlockForm.Q8_MIN, 33, 64)
+    x = draw(2, 64)
+    tiny, zeros = x.clone(), x.clone()
+    tiny[:, :32], zeros[:, :32] = 2.0**-122, 0.0
+    calls = [(part, pack_blocks(weight), None, torch.empty(2, 33), weight.form) for part in (tiny, zeros)]
+    assert torch.equal(*answers_at(level, BLOCK_BODY, calls, tmp_path))
+
+
+def test_numbers_half_way_are_rounded_to_even(level, tmp_path):
+    """All weights are 1 and the largest input is 127: an output is the sum of the rounded inputs."""
+    numbers = torch.ones(16, 32, dtype=torch.int8)
+    weight = BlockWeight(BlockForm.Q8, numbers, torch.ones(16, 1).half())
+    x = torch.zeros(3, 32)
+    x[:, 0] = 127.0
+    x[0, 1], x[1, 1], x[2, 1] = 0.5, 1.5, -2.5
+    call = (x, pack_blocks(weight), None, torch.empty(3, 16), weight.form)
+    assert answers_at(level, BLOCK_BODY, [call], tmp_path)[0][:, 0].tolist() == [127.0, 129.0, 125.0]
+
+
 def test_the_levels_agree_on_quantized_products_but_for_the_rounding_of_their_sums(tmp_path):
     """Whole numbers are exact at every level; a saturating one would be off by far more than this."""
     weight, x = block_weight(BlockForm.Q8, 64, 320), draw(5, 320) * 50

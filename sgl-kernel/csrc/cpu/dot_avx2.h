@@ -7,6 +7,30 @@ inline Vec load_half(const uint16_t* from) {
   return Vec{_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
 }
 
+// The bits of the largest size: sizes are ordered as their bits are, and NaN lies above them all.
+inline uint32_t largest_size(const XVecs& x) {
+  const __m256i size = _mm256_set1_epi32(0x7fffffff);
+  __m256i most = _mm256_setzero_si256();
+  for (const Vec& part : x.part) most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(part.lanes), size));
+  __m128i half = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  half = _mm_max_epu32(half, _mm_shuffle_epi32(half, 0b01001110));
+  return _mm_cvtsi128_si32(_mm_max_epu32(half, _mm_shuffle_epi32(half, 0b10110001)));
+}
+
+// Writes x * inverse as whole numbers, rounded to nearest, ties to even; returns their sum.
+inline int32_t round_block(const XVecs& x, float inverse, int8_t* to) {
+  __m256i whole[4];
+  for (int64_t i = 0; i < 4; ++i) whole[i] = _mm256_cvtps_epi32((x.part[i] * Vec::same(inverse)).lanes);
+  const __m256i pairs = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+  // Packing works within 128-bit halves: the fours lie 0 2 4 6 1 3 5 7.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(pairs, order));
+  const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
+  __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0b01001110));
+  return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0b10110001)));
+}
+
 inline __m256i four_inputs(const int8_t* x) {
   int32_t four;
   __builtin_memcpy(&four, x, sizeof(four));
@@ -31,11 +55,11 @@ struct Nibbles {
   }
 
   // Eight pairs of products of at most 15 * 127 fit 16 bits together.
-  Vec dot(const int8_t* x, int32_t offset) const {
+  Vec dot(const int8_t* x, int32_t start) const {
     __m256i pairs = _mm256_maddubs_epi16(w[0], four_inputs(x));
     for (int64_t j = 1; j < 8; ++j) pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[j], four_inputs(x + 4 * j)));
     const __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    return Vec{_mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(offset)))};
+    return Vec{_mm256_cvtepi32_ps(_mm256_add_epi32(sum, _mm256_set1_epi32(start)))};
   }
 };
 

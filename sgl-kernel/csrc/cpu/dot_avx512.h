@@ -7,6 +7,22 @@ inline Vec load_half(const uint16_t* from) {
   return Vec{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
 }
 
+// The bits of the largest size: sizes are ordered as their bits are, and NaN lies above them all.
+inline uint32_t largest_size(const XVecs& x) {
+  const __m512i size = _mm512_set1_epi32(0x7fffffff);
+  const __m512i low = _mm512_and_si512(_mm512_castps_si512(x.part[0].lanes), size);
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(low, _mm512_and_si512(_mm512_castps_si512(x.part[1].lanes), size)));
+}
+
+// Writes x * inverse as whole numbers, rounded to nearest, ties to even; returns their sum.
+inline int32_t round_block(const XVecs& x, float inverse, int8_t* to) {
+  const __m512i low = _mm512_cvtps_epi32((x.part[0] * Vec::same(inverse)).lanes);
+  const __m512i high = _mm512_cvtps_epi32((x.part[1] * Vec::same(inverse)).lanes);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(low));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(high));
+  return _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+}
+
 inline Vec to_vec(__m512i whole) { return Vec{_mm512_cvtepi32_ps(whole)}; }
 
 inline __m512i four_inputs(const int8_t* x) {
@@ -40,9 +56,9 @@ struct Nibbles {
     return out;
   }
 
-  // The products with 32 inputs, less `offset` times their sum.
-  Vec dot(const int8_t* x, int32_t offset) const {
-    __m512i first = _mm512_set1_epi32(-offset), second = _mm512_setzero_si512();
+  // The products with 32 inputs, added to `start`.
+  Vec dot(const int8_t* x, int32_t start) const {
+    __m512i first = _mm512_set1_epi32(start), second = _mm512_setzero_si512();
     for (int64_t j = 0; j < 4; ++j) {
       first = add_products(first, w[j], four_inputs(x + 4 * j));
       second = add_products(second, w[4 + j], four_inputs(x + 16 + 4 * j));
@@ -67,9 +83,9 @@ struct Octets {
     return out;
   }
 
-  Vec dot(const int8_t* x, int32_t offset) const {
+  Vec dot(const int8_t* x, int32_t start) const {
 #if defined(SGL_ISA_avx512_vnni_bf16)
-    __m512i first = _mm512_set1_epi32(-offset), second = _mm512_setzero_si512();
+    __m512i first = _mm512_set1_epi32(start), second = _mm512_setzero_si512();
     for (int64_t j = 0; j < 4; ++j) {
       first = add_products(first, w[j], four_inputs(x + 4 * j));
       second = add_products(second, w[4 + j], four_inputs(x + 16 + 4 * j));
@@ -77,7 +93,7 @@ struct Octets {
     return to_vec(_mm512_add_epi32(first, second));
 #else
     // Pairs of products of a full byte would not fit 16 bits: the sign of w goes over to x, whose value is at most 127.
-    (void)offset;
+    (void)start;
     __m512i sum = _mm512_setzero_si512();
     for (int64_t j = 0; j < 8; ++j) {
       const __m512i value = four_inputs(x + 4 * j);

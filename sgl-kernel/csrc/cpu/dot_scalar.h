@@ -28,16 +28,42 @@ inline Vec load_half(const uint16_t* from) {
   return out;
 }
 
+// The bits of the largest size: sizes are ordered as their bits are, and NaN lies above them all.
+inline uint32_t largest_size(const XVecs& x) {
+  int32_t most = 0;
+  for (const Vec& part : x.part) {
+    int32_t bits[Vec::width];
+    __builtin_memcpy(bits, part.lane, sizeof(bits));
+    for (int64_t i = 0; i < Vec::width; ++i) most = (bits[i] & 0x7fffffff) > most ? bits[i] & 0x7fffffff : most;
+  }
+  return most;
+}
+
+// Writes x * inverse as whole numbers, rounded to nearest, ties to even; returns their sum.
+inline int32_t round_block(const XVecs& x, float inverse, int8_t* to) {
+  // Behind 1.5 * 2^23 a float has no room for a fraction. The product is rounded before: there is no fused one here.
+  constexpr float whole = 12582912.f;
+  int32_t total = 0;
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const float shifted = x.part[i / Vec::width].lane[i % Vec::width] * inverse + whole;
+    int32_t bits;
+    __builtin_memcpy(&bits, &shifted, sizeof(bits));
+    to[i] = static_cast<int8_t>(bits - 0x4b400000);
+    total += bits - 0x4b400000;
+  }
+  return total;
+}
+
 struct Nibbles {
   static constexpr int64_t bytes = 256;
   const uint8_t* w;  // of the first of the four outputs
 
   static Nibbles load(const uint8_t* record, int64_t piece) { return Nibbles{record + 4 * Vec::width * piece}; }
 
-  Vec dot(const int8_t* x, int32_t offset) const {
+  Vec dot(const int8_t* x, int32_t start) const {
     Vec out;
     for (int64_t i = 0; i < Vec::width; ++i) {
-      int32_t sum = -offset;
+      int32_t sum = start;
       for (int64_t j = 0; j < 4; ++j) {
         for (int64_t k = 0; k < 4; ++k) {
           const int32_t both = w[64 * j + 4 * i + k];
@@ -56,10 +82,10 @@ struct Octets {
 
   static Octets load(const uint8_t* record, int64_t piece) { return Octets{record + 4 * Vec::width * piece}; }
 
-  Vec dot(const int8_t* x, int32_t offset) const {
+  Vec dot(const int8_t* x, int32_t start) const {
     Vec out;
     for (int64_t i = 0; i < Vec::width; ++i) {
-      int32_t sum = -offset;
+      int32_t sum = start;
       for (int64_t j = 0; j < 8; ++j) {
         for (int64_t k = 0; k < 4; ++k) sum += w[64 * j + 4 * i + k] * x[4 * j + k];
       }

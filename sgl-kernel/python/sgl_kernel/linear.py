@@ -146,11 +146,17 @@ def linear_blocks(
 
 
 def quantized_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, in] as int8 numbers and float32 scales [rows, in / 32]: max / 127 of 32 inputs each."""
+    """x [rows, in] as int8 numbers and float32 scales [rows, in / 32]: max / 127 of 32 inputs each.
+
+    A block with a number that is not finite has the scale NaN; one whose max is so small that 127 / max is
+    infinite has zeros for numbers.
+    """
     blocks = x.float().view(x.shape[0], x.shape[1] // BLOCK, BLOCK)
     most = blocks.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(most > 0, torch.full_like(most, 127.0) / most, torch.zeros_like(most))
-    return (blocks * inverse).round().view(x.shape).to(torch.int8), (most / 127.0).squeeze(-1)
+    inverse = torch.full_like(most, 127.0) / most
+    is_used = most.isfinite() & inverse.isfinite()
+    numbers = torch.where(is_used, blocks * inverse, 0.0).round().view(x.shape).to(torch.int8)
+    return numbers, torch.where(most.isfinite(), most / 127.0, torch.nan).squeeze(-1)
 
 
 def linear_blocks_reference(x: torch.Tensor, weight: BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:

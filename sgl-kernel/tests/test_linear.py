@@ -11,7 +11,9 @@ from sgl_kernel.linear import (
     linear_blocks_reference,
     linear_packed,
     pack_blocks,
+    pack_blocks_reference,
     pack_panels,
+    pack_panels_reference,
     quantized_rows,
     unpack_blocks,
     unpack_panels,
@@ -98,6 +100,29 @@ def test_what_was_packed_comes_back(dtype):
     for seed, (outputs, inputs) in enumerate(SHAPES):
         weight = draw(outputs, inputs, dtype=dtype, seed=seed)
         assert torch.equal(unpack_panels(pack_panels(weight), outputs, inputs), weight)
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+def test_panels_are_packed_as_the_reference_tells(dtype):
+    for outputs, inputs in SHAPES:
+        wide = draw(outputs, inputs + 3, dtype=dtype)
+        turned = draw(inputs, outputs, dtype=dtype).t()
+        for weight in (wide[:, :inputs].contiguous(), wide[:, 2 : inputs + 2], turned):
+            assert torch.equal(pack_panels(weight), pack_panels_reference(weight))
+
+
+@pytest.mark.parametrize("form", BlockForm, ids=[form.name for form in BlockForm])
+def test_blocks_are_packed_as_the_reference_tells(form):
+    for outputs, inputs in BLOCK_SHAPES:
+        weight = block_weight(form, outputs, inputs)
+        apart = BlockWeight(
+            form,
+            torch.cat([weight.numbers, weight.numbers], dim=1)[:, :inputs],
+            weight.scales.t().contiguous().t(),
+            weight.minima,
+        )
+        for some in (weight, apart):
+            assert torch.equal(pack_blocks(some), pack_blocks_reference(some))
 
 
 def block_weight(form, outputs, inputs, seed=0):
@@ -268,10 +293,29 @@ def test_blocks_that_do_not_fit_are_refused():
         pack_blocks(BlockWeight(BlockForm.Q4, torch.zeros(4, 40, dtype=torch.int8), torch.zeros(4, 1)))
 
 
+def test_weights_that_no_form_takes_are_not_packed():
+    with pytest.raises(RuntimeError, match="float32 and bfloat16 are served"):
+        pack_panels(draw(4, 8).half())
+    with pytest.raises(RuntimeError, match="out takes 1024 bytes, and has 512"):
+        torch.ops.sgl_kernel.pack_panels(draw(4, 8), torch.empty(128))
+    numbers, scales = torch.zeros(4, 32, dtype=torch.int8), torch.zeros(4, 1).half()
+    with pytest.raises(RuntimeError, match="minima belong to forms 1 and 3, and form is 1"):
+        pack_blocks(BlockWeight(BlockForm.Q4_MIN, numbers, scales))
+    with pytest.raises(RuntimeError, match=r"float16 \[outputs, in / 32\]"):
+        pack_blocks(BlockWeight(BlockForm.Q4, numbers, scales[:3]))
+    with pytest.raises(RuntimeError, match="numbers is int8"):
+        pack_blocks(BlockWeight(BlockForm.Q4, numbers.int(), scales))
+
+
 def test_the_operators_keep_torchs_rules():
     torch.library.opcheck(torch.ops.sgl_kernel.linear_packed.default, tuple(arguments().values()))
     weight = block_weight(BlockForm.Q8_MIN, 40, 64)
     torch.library.opcheck(
         torch.ops.sgl_kernel.linear_blocks.default,
         (draw(2, 64), pack_blocks(weight), torch.ones(40), torch.empty(2, 40), int(weight.form)),
+    )
+    torch.library.opcheck(torch.ops.sgl_kernel.pack_panels.default, (draw(33, 8), torch.empty(2, 8, 32, 1)))
+    torch.library.opcheck(
+        torch.ops.sgl_kernel.pack_blocks.default,
+        (weight.numbers, weight.scales, weight.minima, pack_blocks(weight), int(weight.form)),
     )

@@ -9,6 +9,7 @@ from sgl_kernel.linear_int8 import (
     linear_int8,
     linear_int8_reference,
     pack_int8,
+    pack_int8_reference,
     quantized_rows,
     unpack_int8,
 )
@@ -134,6 +135,14 @@ def test_what_was_packed_comes_back(outputs, inputs):
     assert torch.equal(numbers, weight[0]) and torch.equal(scales, weight[1])
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_weights_are_packed_as_the_reference_tells(outputs, inputs):
+    numbers, scales = weight_of(outputs, inputs)
+    apart = torch.cat([numbers, numbers], dim=1)[:, :inputs], scales.repeat_interleave(2)[::2]
+    for weight in ((numbers, scales), apart):
+        assert torch.equal(pack_int8(*weight), pack_int8_reference(*weight))
+
+
 def test_several_threads_give_the_answer_of_one():
     weight, x = weight_of(3000, 640), draw(40, 640)
     before, found = torch.get_num_threads(), []
@@ -183,5 +192,7 @@ def test_a_weight_of_other_types_is_not_packed():
         pack_int8(torch.zeros(4, 8, dtype=torch.int8), torch.ones(3))
 
 
-def test_the_operator_keeps_torchs_rules():
+def test_the_operators_keep_torchs_rules():
     torch.library.opcheck(torch.ops.sgl_kernel.linear_int8.default, tuple(arguments().values()))
+    weight = weight_of(40, 9)
+    torch.library.opcheck(torch.ops.sgl_kernel.pack_int8.default, (*weight, pack_int8(*weight)))

@@ -17,12 +17,26 @@ GROUP = 16
 BLOCK = 32
 
 
+def with_whole_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, copied only where the numbers of a row do not lie side by side, as packing wants them."""
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+
+
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
     """weight [outputs, in], float32 or bfloat16, as panels of 32 outputs.
 
     [panels, in, 32] for float32; [panels, in / 2, 32, 2] for bfloat16, where two inputs lie together. Missing
     outputs and an odd input are zeros.
     """
+    step = 1 if weight.dtype == torch.float32 else 2
+    outputs, inputs = weight.shape
+    out = weight.new_empty(-(-outputs // PANEL), -(-inputs // step), PANEL, step)
+    torch.ops.sgl_kernel.pack_panels(with_whole_rows(weight), out)
+    return out
+
+
+def pack_panels_reference(weight: torch.Tensor) -> torch.Tensor:
+    """What `pack_panels` writes."""
     step = 1 if weight.dtype == torch.float32 else 2
     outputs, inputs = weight.shape
     panels, steps = -(-outputs // PANEL), -(-inputs // step)
@@ -103,6 +117,18 @@ def pack_blocks(weight: BlockWeight) -> torch.Tensor:
     outputs, inputs = weight.numbers.shape
     if inputs % BLOCK:
         raise ValueError(f"a quantized weight has a multiple of {BLOCK} inputs, and this one has {inputs}")
+    halves = [with_whole_rows(part) for part in (weight.scales, weight.minima) if part is not None]
+    size = GROUP * BLOCK // (2 if weight.form.is_nibbles else 1) + len(halves) * 2 * GROUP
+    out = torch.empty(-(-outputs // GROUP), inputs // BLOCK, size, dtype=torch.uint8)
+    minima = halves[1] if len(halves) > 1 else None
+    numbers = with_whole_rows(weight.numbers)
+    torch.ops.sgl_kernel.pack_blocks(numbers, halves[0], minima, out, int(weight.form))
+    return out
+
+
+def pack_blocks_reference(weight: BlockWeight) -> torch.Tensor:
+    """What `pack_blocks` writes."""
+    outputs, inputs = weight.numbers.shape
     groups, blocks = -(-outputs // GROUP), inputs // BLOCK
     numbers = weight.numbers.new_zeros(groups * GROUP, inputs, dtype=torch.int16)
     numbers[:outputs] = weight.numbers.to(torch.int16) + weight.form.offset
@@ -177,5 +203,17 @@ def _linear_packed_fake(
 @torch.library.register_fake("sgl_kernel::linear_blocks")
 def _linear_blocks_fake(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, form: int
+) -> None:
+    """Only writes into `out`."""
+
+
+@torch.library.register_fake("sgl_kernel::pack_panels")
+def _pack_panels_fake(weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Only writes into `out`."""
+
+
+@torch.library.register_fake("sgl_kernel::pack_blocks")
+def _pack_blocks_fake(
+    numbers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, out: torch.Tensor, form: int
 ) -> None:
     """Only writes into `out`."""

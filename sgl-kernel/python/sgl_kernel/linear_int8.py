@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from sgl_kernel.linear import PANEL
+from sgl_kernel.linear import PANEL, with_whole_rows
 
 #: Inputs that lie together.
 FOUR = 4
@@ -33,6 +33,15 @@ def pack_int8(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         )
     if inputs > MOST_INPUTS:
         raise ValueError(f"a sum holds {MOST_INPUTS} inputs at most, and the weight has {inputs}")
+    size = PANEL * (8 + -(-inputs // FOUR) * FOUR)
+    out = torch.empty(-(-outputs // PANEL), size, dtype=torch.uint8)
+    torch.ops.sgl_kernel.pack_int8(with_whole_rows(numbers), scales.contiguous(), out)
+    return out
+
+
+def pack_int8_reference(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What `pack_int8` writes."""
+    outputs, inputs = numbers.shape
     panels, fours = -(-outputs // PANEL), -(-inputs // FOUR)
     whole = numbers.new_zeros(panels * PANEL, fours * FOUR)
     whole[:outputs, :inputs] = numbers
@@ -91,4 +100,9 @@ def linear_int8_reference(
 def _linear_int8_fake(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
+    """Only writes into `out`."""
+
+
+@torch.library.register_fake("sgl_kernel::pack_int8")
+def _pack_int8_fake(numbers: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
     """Only writes into `out`."""

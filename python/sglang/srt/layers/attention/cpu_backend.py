@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang.kernels.compiled import compiled_kernels
 from sglang.kernels.compiled_for import COMPILED_DTYPES
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, KVPool, Plan, PlanShape
-from sglang.srt.layers.attention.kv_block_layout import KVBlockLayout
+from sglang.srt.layers.attention.kv_block_layout import KVBlockLayout, attention_kernels
 from sglang.srt.layers.attention.torch_native_plan import rows_per_request
 
 if TYPE_CHECKING:
@@ -89,12 +88,7 @@ class CpuBackend(AttentionBackend):
     kv_layout = KVBlockLayout()
 
     def __init__(self, pool: KVPool, req_to_token: torch.Tensor) -> None:
-        kernels = compiled_kernels()
-        if kernels is None:
-            raise RuntimeError(
-                "--attention-backend cpu needs the compiled kernels, which are not installed or switched "
-                "off; run `make kernels`, or use torch_native"
-            )
+        kernels = attention_kernels()
         if pool.spec.dtype not in COMPILED_DTYPES:
             raise ValueError(
                 f"--attention-backend cpu serves float32 and bfloat16, and the cache is {pool.spec.dtype}; "
@@ -102,7 +96,7 @@ class CpuBackend(AttentionBackend):
             )
         self.pool = pool
         self.req_to_token = req_to_token
-        self._store, self._attend = kernels.attention.store_kv, kernels.attention.paged_attention
+        self._store, self._attend = kernels.store_kv, kernels.paged_attention
 
     def make_plan(self, shape: PlanShape | None = None) -> Plan:
         return CpuPlan(shape, self.req_to_token.device)

@@ -6,10 +6,24 @@ must not know how pages are handed out; blocks and pages of another size may ove
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.layers.attention.base_attn_backend import KVSpec
+
+
+def attention_kernels() -> ModuleType:
+    """`sgl_kernel.attention`; `RuntimeError` with the cure where it is not used."""
+    kernels = compiled_kernels()
+    if kernels is None:
+        raise RuntimeError(
+            "--attention-backend cpu needs the compiled kernels, which are not installed or switched off; run "
+            "`make kernels`, or use torch_native"
+        )
+    attention: ModuleType = kernels.attention
+    return attention
 
 
 class KVBlockLayout:
@@ -18,25 +32,20 @@ class KVBlockLayout:
     def allocate(
         self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device
     ) -> list[torch.Tensor]:
-        kernels = compiled_kernels()
-        assert kernels is not None  # the back end that chose this layout has asked
-        shape = kernels.attention.kv_shape(spec.num_kv_heads, num_pages * page_size, spec.head_dim)
+        kernels = attention_kernels()
+        shape = kernels.kv_shape(spec.num_kv_heads, num_pages * page_size, spec.head_dim)
         layers = [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
         for storage in layers:
             # A padding row may read what was never written there; the rest stays untouched, so that a large
             # pool takes memory only as it fills.
-            storage[:, : -(-page_size // kernels.attention.KV_BLOCK_SLOTS)].zero_()
+            storage[:, : -(-page_size // kernels.KV_BLOCK_SLOTS)].zero_()
         return layers
 
     def read(self, layer: object, slots: torch.Tensor, head_dim: int) -> torch.Tensor:
         assert isinstance(layer, torch.Tensor)  # as allocate made it
-        kernels = compiled_kernels()
-        assert kernels is not None
-        found: torch.Tensor = kernels.attention.read_kv(layer, slots, head_dim)
+        found: torch.Tensor = attention_kernels().read_kv(layer, slots, head_dim)
         return found
 
     def write(self, layer: object, slots: torch.Tensor, rows: torch.Tensor) -> None:
         assert isinstance(layer, torch.Tensor)
-        kernels = compiled_kernels()
-        assert kernels is not None
-        kernels.attention.write_kv(layer, slots, rows)
+        attention_kernels().write_kv(layer, slots, rows)

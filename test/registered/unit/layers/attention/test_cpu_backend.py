@@ -11,7 +11,7 @@ import torch
 
 from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.batch.forward_batch import ForwardMode
-from sglang.srt.layers.attention import cpu_backend
+from sglang.srt.layers.attention import kv_block_layout
 from sglang.srt.layers.attention.base_attn_backend import PlanShape
 from sglang.srt.layers.attention.cpu_backend import CpuBackend
 from sglang.test.attention_cases import AttentionCases, Sizes
@@ -115,7 +115,7 @@ def test_a_mask_of_the_last_batch_is_noticed(monkeypatch):
 
 
 def test_without_the_kernels_the_back_end_is_refused_with_the_cure(monkeypatch):
-    monkeypatch.setattr(cpu_backend, "compiled_kernels", lambda: None)
+    monkeypatch.setattr(kv_block_layout, "compiled_kernels", lambda: None)
     with pytest.raises(RuntimeError, match=r"run `make kernels`, or use torch_native"):
         cases_of()
 

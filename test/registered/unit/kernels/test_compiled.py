@@ -21,7 +21,8 @@ from sglang.srt.environ import envs
 def undecided() -> Iterator[None]:
     """What the process has decided does not count here, and what is decided here does not stay."""
     compiled_kernels.cache_clear()
-    yield
+    with envs.SGLANG_USE_CPU_KERNELS.override(True):
+        yield
     compiled_kernels.cache_clear()
 
 

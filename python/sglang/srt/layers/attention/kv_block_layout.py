@@ -19,8 +19,8 @@ def attention_kernels() -> ModuleType:
     kernels = compiled_kernels()
     if kernels is None:
         raise RuntimeError(
-            "--attention-backend cpu needs the compiled kernels, which are not installed or switched off; run "
-            "`make kernels`, or use torch_native"
+            "--attention-backend cpu needs the compiled kernels, which are not installed or switched off; "
+            "run `make kernels`, or use torch_native"
         )
     attention: ModuleType = kernels.attention
     return attention

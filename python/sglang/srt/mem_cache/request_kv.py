@@ -93,35 +93,43 @@ class RequestKV:
         """Slots for the next `count` tokens of each running request; returns the first of each.
 
         None when there is no room for all. `req_pool_indices[b]` and `lengths[b]` are the row of request b in
-        the table and its `kv_len`. What a row has in reserve already counts.
+        the table and its `kv_len`. What a row has in reserve already counts. While there is plenty of room, a
+        request takes slots up to the end of a run: most steps then find all that they need.
         """
         reserved = np.array([req.reserved_len for req in reqs], dtype=np.int64)
-        if count == 1 and (reserved == lengths).all():  # every step without a draft
-            slots = self._append(req_pool_indices, lengths, lengths)
-            if slots is not None:
-                for req in reqs:
-                    req.reserved_len += 1
-            return slots
-        missing = np.maximum(lengths + count - reserved, 0)
-        starts = np.repeat(reserved, missing)
-        # Of each request its own 0, 1, ... behind its slots.
-        places = np.arange(len(starts)) - np.repeat(np.cumsum(missing) - missing, missing)
-        if self._append(np.repeat(req_pool_indices, missing), starts + places, starts) is None:
+        ends = lengths + count
+        if (reserved < ends).any() and not self._reserve_up_to(reqs, req_pool_indices, reserved, ends):
             return None
-        for req, added in zip(reqs, missing.tolist()):
-            req.reserved_len += added
         first: np.ndarray = self.req_to_token_pool.host[req_pool_indices, lengths]
         return first
 
-    def _append(self, rows: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-        """Slots at `positions` of `rows`, which have slots for `lengths` tokens; None without room."""
+    def _reserve_up_to(
+        self, reqs: Sequence[Req], rows: np.ndarray, reserved: np.ndarray, ends: np.ndarray
+    ) -> bool:
+        """Slots for tokens `reserved` to `ends` of each request; False, and nothing taken, without room."""
+        run = self.allocator.run_size
+        if self.allocator.available_size() > self.size // 2 + run * len(reqs):
+            ends = np.where(reserved < ends, (ends + run - 1) // run * run, ends)
+            ends = np.minimum(ends, self.req_to_token_pool.host.shape[1])
+        missing = np.maximum(ends - reserved, 0)
+        starts = np.repeat(reserved, missing)
+        # Of each request its own 0, 1, ... behind its slots.
+        places = np.arange(len(starts)) - np.repeat(np.cumsum(missing) - missing, missing)
+        if not self._append(np.repeat(rows, missing), starts + places, starts):
+            return False
+        for req, added in zip(reqs, missing.tolist()):
+            req.reserved_len += added
+        return True
+
+    def _append(self, rows: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> bool:
+        """Slots at `positions` of `rows`, which have slots for `lengths` tokens; False without room."""
         if not self._make_room(self.allocator.pages_to_decode(positions)):
-            return None
+            return False
         last_slots = self.req_to_token_pool.host[rows, lengths - 1]
         slots = self.allocator.alloc_decode(positions, lengths, last_slots)
         assert slots is not None
         self.req_to_token_pool.write_many(rows, positions, slots)
-        return slots
+        return True
 
     def commit(self, req: Req) -> None:
         """Hand the whole pages of the request's tokens to the prefix cache, so that others can share them.

@@ -94,7 +94,7 @@ def test_the_log_has_the_lines_that_scripts_match(
     assert len(prefill) == 1 and len(decode) == 2
     assert "#new-seq: 1, #new-token: 40, #cached-token: 0, token usage: " in prefill[0]
     assert "#running-req: 1, #queue-req: 0, input throughput (token/s): " in prefill[0]
-    assert "#running-req: 1, #token: 45, token usage: 0.01, cuda graph: False, gen throughput" in decode[0]
+    assert "#running-req: 1, #token: 48, token usage: 0.01, cuda graph: False, gen throughput" in decode[0]
     assert decode[0].endswith("#queue-req: 0")
 
 

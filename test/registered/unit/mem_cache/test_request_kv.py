@@ -72,7 +72,7 @@ def assert_sound(kv: RequestKV, reqs: Sequence[Req]) -> None:
 
 @PAGES
 def test_a_reserve_gives_every_request_its_slots_and_counts_what_is_there(page_size: int) -> None:
-    kv = new_kv(page_size)
+    kv = new_kv(page_size, pool_tokens=80)
     reqs = [started(kv, range(100, 110)), started(kv, range(200, 207)), started(kv, range(300, 316))]
     assert reserve(kv, reqs, 5) == [row(kv, req)[req.kv_len] for req in reqs]
     assert [req.reserved_len for req in reqs] == [15, 12, 21]
@@ -85,6 +85,31 @@ def test_a_reserve_gives_every_request_its_slots_and_counts_what_is_there(page_s
     assert [req.reserved_len for req in reqs] == [16, 17, 24]
     assert [row(kv, req)[: len(had)] for req, had in zip(reqs, before)] == before, "no slot moves"
     assert_sound(kv, reqs)
+
+
+@PAGES
+def test_with_plenty_of_room_a_reserve_goes_to_the_end_of_a_run_and_is_not_asked_for_again(
+    page_size: int,
+) -> None:
+    kv = new_kv(page_size, pool_tokens=256)
+    reqs = [started(kv, range(100, 110)), started(kv, range(200, 207)), started(kv, range(300, 316))]
+    assert reserve(kv, reqs, 1) == [row(kv, req)[req.kv_len] for req in reqs]
+    run = kv.allocator.run_size
+    assert [req.reserved_len for req in reqs] == [-(-length // run) * run for length in (11, 8, 17)]
+    assert_sound(kv, reqs)
+    draw(reqs[2], 1)
+    free = kv.allocator.available_size()
+    assert reserve(kv, reqs, 1) == [row(kv, req)[req.kv_len] for req in reqs]
+    assert kv.allocator.available_size() == free
+
+
+def test_a_run_in_reserve_does_not_reach_beyond_the_table() -> None:
+    kv = new_kv(1)
+    kv.req_to_token_pool = ReqToTokenPool(8, 35)
+    req = started(kv, range(33))
+    reserve(kv, [req], 1)
+    assert req.reserved_len == 35
+    assert_sound(kv, [req])
 
 
 @PAGES

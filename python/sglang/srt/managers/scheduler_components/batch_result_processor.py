@@ -24,11 +24,13 @@ class BatchResultProcessor:
         self._kv = kv
         self._streamer = streamer
         self._stop_matcher = stop_matcher
+        self._most_tokens = 0  # that each request may get from the batch at hand
 
     def process(self, batch: ScheduledBatch, result: GenerationBatchResult) -> int:
         """Enter the result of `batch` in its requests; returns how many tokens they got."""
         result.read()
         before = sum(len(req.output_ids) for req in batch.reqs)
+        self._most_tokens = batch.forward.slots_per_request
         if batch.parts is None:
             self._process_decode(batch.reqs, result)
         else:
@@ -89,10 +91,10 @@ class BatchResultProcessor:
         token_ids = result.next_token_ids[place]
         if not token_ids and not may_be_none:
             raise RuntimeError(f"the forward drew no token for request {req.rid!r} and reported no failure")
-        if req.seq_len - 1 + len(token_ids) > req.reserved_len:
+        if len(token_ids) > self._most_tokens:
             raise RuntimeError(
-                f"the forward gave {len(token_ids)} tokens for request {req.rid!r}, whose row has slots for "
-                f"{req.reserved_len - req.seq_len + 1}: no round may be wider than slots_per_request"
+                f"the forward gave {len(token_ids)} tokens for request {req.rid!r}, which was given slots "
+                f"for {self._most_tokens}: no round may be wider than slots_per_request"
             )
         logprobs = [] if result.output_logprobs is None else result.output_logprobs[place]
         if req.return_logprob and len(logprobs) != len(token_ids):

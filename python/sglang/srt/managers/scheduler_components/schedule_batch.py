@@ -133,26 +133,26 @@ def make_prefill_batch(
 
 def make_decode_batch(
     reqs: list[Req],
-    input_ids: torch.Tensor,
     req_pool_indices: np.ndarray,
     lengths: np.ndarray,
     slots: np.ndarray,
+    device: torch.device,
     *,
     slots_per_request: int = 1,
     num_recent_ids: int = 0,
 ) -> ScheduledBatch:
-    """One DECODE forward: token `input_ids[b]` goes to `slots[b]` at position `lengths[b]`.
+    """One DECODE forward: the newest token of request b goes to `slots[b]` at position `lengths[b]`.
 
-    The ids may be on the device only: the host does not look at them. From its position on each request has
-    `slots_per_request` slots.
+    From its position on each request has `slots_per_request` slots.
     """
     count = len(reqs)
-    packed = np.empty((4, count), dtype=np.int64)
-    packed[0] = lengths
-    packed[1] = slots
-    packed[2] = req_pool_indices
-    packed[3] = lengths + 1
-    positions, out_cache_loc, rows, seq_lens = torch.from_numpy(packed).to(input_ids.device)
+    packed = np.empty((5, count), dtype=np.int64)
+    packed[0] = [req.output_ids[-1] for req in reqs]
+    packed[1] = lengths
+    packed[2] = slots
+    packed[3] = req_pool_indices
+    packed[4] = lengths + 1
+    input_ids, positions, out_cache_loc, rows, seq_lens = torch.from_numpy(packed).to(device)
     forward = ForwardBatch(
         forward_mode=ForwardMode.DECODE,
         input_ids=input_ids,
@@ -160,7 +160,7 @@ def make_decode_batch(
         out_cache_loc=out_cache_loc,
         req_pool_indices=rows,
         seq_lens=seq_lens,
-        seq_lens_list=packed[3].tolist(),
+        seq_lens_list=packed[4].tolist(),
         extend_lens=[1] * count,
         sampling_states=[req.sampling for req in reqs],
         logprob_requests=[req.logprob_request for req in reqs]

@@ -132,6 +132,8 @@ class SlotAllocator(ABC):
     """
 
     page_size: int
+    #: Attention reads slots fastest in runs that begin at multiples of it; a request takes them run by run.
+    run_size: int
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
@@ -139,7 +141,7 @@ class SlotAllocator(ABC):
                 f"an allocator needs num_pages >= 1 and page_size >= 1, got {num_pages} and {page_size}"
             )
         self.num_pages = num_pages
-        self.page_size = page_size
+        self.page_size = self.run_size = page_size
         self._pages = FreePages(num_pages)
 
     @property

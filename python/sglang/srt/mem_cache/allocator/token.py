@@ -25,6 +25,7 @@ class TokenSlotAllocator(SlotAllocator):
 
     def __init__(self, num_slots: int) -> None:
         super().__init__(num_slots, 1)
+        self.run_size = BLOCK
         self._num_blocks = (num_slots + 1) // BLOCK
         self._cursor = self._num_blocks  # blocks from here on were looked through last
         self._no_block = False  # since pages were given back last
@@ -60,25 +61,36 @@ class TokenSlotAllocator(SlotAllocator):
         goes_on = slots // BLOCK == last_slots // BLOCK
         goes_on &= (slots - positions) % BLOCK == 0
         goes_on &= self._pages.are_free(slots)
-        if goes_on.all() and len(np.unique(slots)) == len(slots):
+        if goes_on.all() and len(set(slots.tolist())) == len(slots):
             self._pages.claim(slots)
             return slots
         last = position = -1
-        for i in range(len(slots)):
+        i = 0
+        while i < len(slots):
             follows = i > 0 and lengths[i] == lengths[i - 1] and positions[i] == position + 1
             if goes_on[i] and self._pages.are_free(slots[i : i + 1])[0]:  # may be another's by now
-                pass
+                count = 1
             elif follows and positions[i] % BLOCK and self._goes_behind(last, int(positions[i])):
-                slots[i] = last + 1
+                slots[i], count = last + 1, 1
             else:
-                slots[i] = self._slot_of_new_block(int(positions[i]))
-            self._pages.claim(slots[i : i + 1])
-            last, position = int(slots[i]), int(positions[i])
+                slots[i], is_whole = self._slot_of_new_block(int(positions[i]))
+                count = self._run_in_block(positions[i:], lengths[i:]) if is_whole else 1
+                slots[i : i + count] = np.arange(slots[i], slots[i] + count)
+            self._pages.claim(slots[i : i + count])
+            i += count
+            last, position = int(slots[i - 1]), int(positions[i - 1])
         return slots
 
     def free(self, slots: np.ndarray) -> None:
         self._pages.give_back(slots)
         self._no_block = False
+
+    @staticmethod
+    def _run_in_block(positions: np.ndarray, lengths: np.ndarray) -> int:
+        """How many of these tokens, from the first on, follow one another in one request and one block."""
+        most = min(BLOCK - int(positions[0]) % BLOCK, len(positions))
+        is_next = (positions[:most] == positions[0] + np.arange(most)) & (lengths[:most] == lengths[0])
+        return most if is_next.all() else int(is_next.argmin())
 
     def _goes_behind(self, last: int, position: int) -> bool:
         return (last + 1 - position) % BLOCK == 0 and bool(self._pages.are_free(np.array([last + 1]))[0])
@@ -109,14 +121,14 @@ class TokenSlotAllocator(SlotAllocator):
         slots: np.ndarray = blocks[first : first + count, None] * BLOCK + np.arange(BLOCK)
         return slots.reshape(-1)[offset : offset + end - start]
 
-    def _slot_of_new_block(self, position: int) -> int:
-        """The slot for a token at `position` in a free block; any free slot where there is none."""
+    def _slot_of_new_block(self, position: int) -> tuple[int, bool]:
+        """The slot for a token at `position` in a free block, and True; any free slot where there is none."""
         for _ in range(0 if self._no_block else self._num_blocks // _WINDOW + 2):
             first = max(self._cursor - _WINDOW, 0)
             blocks = self._pages.free_blocks(BLOCK, first, self._cursor)
             if len(blocks):
                 self._cursor = int(blocks[-1]) + 1
-                return int(blocks[-1]) * BLOCK + position % BLOCK
+                return int(blocks[-1]) * BLOCK + position % BLOCK, True
             self._cursor = first or self._num_blocks
         self._no_block = True
-        return self._pages.any_free()
+        return self._pages.any_free(), False

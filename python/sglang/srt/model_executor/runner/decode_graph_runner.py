@@ -105,7 +105,8 @@ class DecodeGraphRunner(BaseRunner[ForwardBatch, LogitsProcessorOutput]):
     def _output(self, batch: ForwardBatch, outputs: Outputs) -> LogitsProcessorOutput:
         """The rows of real requests, as the eager forward gives them."""
         count, rows = batch.batch_size, batch.num_tokens
-        logits = outputs["logits"][:rows]
+        logits = outputs["logits"]
+        logits = logits if len(logits) == rows else logits[:rows]
         if batch.spec is not None and batch.spec.logit_rows is not None:
             logits = logits.index_select(0, batch.spec.logit_rows)
         return LogitsProcessorOutput(

@@ -75,6 +75,7 @@ class StaticBatch:
         self.buffers = StaticBuffers(specs, largest, device)
         whole = attn_backend.make_plan(PlanShape(largest, width, sizes.max_len))
         self._plans = {size: attn_backend.part_of_plan(whole, size) for size in sizes.requests}
+        self._staged = {size: self.batch(size) for size in sizes.requests}  # what plans are filled from
 
     def plan(self, size: int) -> Plan:
         """The plan that the recorded code of this size reads."""
@@ -101,9 +102,6 @@ class StaticBatch:
 
     def batch(self, size: int) -> ForwardBatch:
         """The batch over the static buffers. All rows are scored; its host list is that of padding."""
-        return self._batch(size, [])
-
-    def _batch(self, size: int, lengths: list[int]) -> ForwardBatch:
         views = self.buffers.views(size)
         width = self.shape.width
         return ForwardBatch(
@@ -113,14 +111,16 @@ class StaticBatch:
             out_cache_loc=views["out_cache_loc"],
             req_pool_indices=views["req_pool_indices"],
             seq_lens=views["seq_lens"],
-            seq_lens_list=lengths + [self._padding_len] * (size - len(lengths)),
+            seq_lens_list=[self._padding_len] * size,
             extend_lens=[width] * size,
             sampling_states=[None] * size,
             spec=SpecInput(width, tail_mask=views.get("tail_mask")),
         )
 
     def _fill_plan(self, lengths: list[int], size: int) -> None:
-        self.attn_backend.fill(self._plans[size], self._batch(size, lengths))
+        batch = self._staged[size]
+        batch.seq_lens_list = lengths + [self._padding_len] * (size - len(lengths))
+        self.attn_backend.fill(self._plans[size], batch)
 
     def _tail_mask(self, batch: ForwardBatch) -> torch.Tensor:
         """The mask of the batch; a chain is the tree in which every node follows the one before it."""

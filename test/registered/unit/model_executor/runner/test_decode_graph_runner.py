@@ -154,6 +154,7 @@ def test_an_input_that_is_bound_anew_is_noticed(cases, monkeypatch, name):
 
     def rebinds(self, values, num_requests, size):
         self._tensors[name] = self._tensors[name].clone()
+        self._hosts[name] = self._tensors[name].numpy()
         write(self, values, num_requests, size)
 
     monkeypatch.setattr(StaticBuffers, "write", rebinds)

@@ -80,10 +80,10 @@ class DecodePlanner:
             return None
         return make_decode_batch(
             reqs,
-            torch.tensor([req.output_ids[-1] for req in reqs], device=self._device),
             rows,
             lengths,
             slots,
+            self._device,
             slots_per_request=slots_per_request,
             num_recent_ids=self._limits.num_recent_ids,
         )

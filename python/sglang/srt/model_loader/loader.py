@@ -22,11 +22,13 @@ from sglang.srt.model_loader.dummy import dummy_weights
 from sglang.srt.model_loader.gguf.reader import gguf_weights
 from sglang.srt.model_loader.safetensors_weights import safetensors_weights
 from sglang.srt.model_loader.spare_tensors import put_aside
-from sglang.srt.platforms import available_memory_bytes
+from sglang.srt.platforms import available_memory_bytes, return_free_memory
 
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+#: Freed memory is returned so many times while a model is loaded, and not before so many bytes were read.
+_STEPS, _LEAST_STEP = 16, 8 << 20
 
 
 class LoadsWeights(Protocol):
@@ -79,10 +81,9 @@ def load_model(
     logger.info("Load weight begin. avail mem=%.2f GB, path=%s", before / _GIB, checkpoint.config.path)
     started = time.perf_counter()
     items = checkpoint.items
-    if show_progress:
-        model.load_weights(_with_progress(items, bytes_to_read(model.parameters(), items)))
-    else:
-        model.load_weights(items)
+    nbytes = bytes_to_read(model.parameters(), items)
+    reading = _with_progress(items, nbytes) if show_progress else items
+    model.load_weights(_returning_memory(reading, nbytes))
     after = available_memory_bytes()
     logger.info(
         "Load weight end. elapsed=%.2f s, type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
@@ -92,6 +93,22 @@ def load_model(
         after / _GIB,
         (before - after) / _GIB,
     )
+
+
+def _returning_memory(items: Iterable[WeightItem], nbytes: dict[str, int]) -> Iterator[WeightItem]:
+    """The items; memory that was freed between them goes back to the system now and then.
+
+    A layer's weight is freed when it is packed, and what the next ones take does not fit into the gaps: the
+    allocator would keep half of the model's size for nothing until the end.
+    """
+    step = max(_LEAST_STEP, sum(nbytes.values()) // _STEPS)
+    read = 0
+    for item in items:
+        yield item
+        read += nbytes[item.name]
+        if read >= step:
+            return_free_memory()
+            read = 0
 
 
 def _with_progress(items: list[WeightItem], nbytes: dict[str, int]) -> Iterator[WeightItem]:

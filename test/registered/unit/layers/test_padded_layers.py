@@ -210,7 +210,9 @@ def test_the_numbers_of_a_tied_head_and_its_table_are_held_once(monkeypatch, tie
 
 def test_padding_is_zero_before_the_weight_is_packed(monkeypatch):
     """Also on a rank that holds padding only, and in memory that was not zero before."""
-    monkeypatch.setattr(torch, "empty", lambda *size, dtype=None: torch.full(_flat(size), 7.0, dtype=dtype))
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, dtype=None, device=None: torch.full(_flat(size), 7.0, dtype=dtype)
+    )
     seen = []
     monkeypatch.setattr(UnquantizedLinearMethod, "pack", lambda self, weight: seen.append(weight.clone()))
     a = random(3, 4)

@@ -165,6 +165,17 @@ class GGUFHeader:
             if start < len(data):
                 data.madvise(mmap.MADV_WILLNEED, start, len(data) - start)
 
+    def release(self, tensor: GGUFTensorInfo) -> None:
+        """Give back the memory in which the system shows a tensor that was read; it may be read again.
+
+        A file that stays shown while it is decoded would be held beside all that was made of it.
+        """
+        data = self._spans[tensor.path][0]
+        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        length = tensor.offset + tensor.nbytes - start
+        if length:
+            data.madvise(mmap.MADV_DONTNEED, start, length)
+
     def _read_alignment(self, entries: dict[str, object]) -> int:
         alignment = entries.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):

@@ -22,7 +22,7 @@ from sglang.srt.layers.quantization.base_config import (
 )
 from sglang.srt.layers.quantization.stored_forms import fastest_form
 from sglang.srt.layers.weights.blocks import BLOCK, BlockPart
-from sglang.srt.layers.weights.parameter import LoadableParameter, Place, WeightItem
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place, WeightItem, without_memory
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class BlockParameter(LoadableParameter):
         places: Sequence[Place],
         on_filled: Callable[[], None],
     ) -> BlockParameter:
-        parameter = super().__new__(cls, torch.empty(shape, dtype=dtype), places, on_filled)
+        parameter = super().__new__(cls, without_memory(shape, dtype), places, on_filled)
         assert isinstance(parameter, BlockParameter)
         parameter.parts, parameter.has_blocks = {}, False
         return parameter

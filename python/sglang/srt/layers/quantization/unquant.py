@@ -17,7 +17,7 @@ from sglang.srt.layers.quantization.base_config import (
     StoredWeight,
 )
 from sglang.srt.layers.quantization.stored_forms import RowMajorWeight, fastest_form
-from sglang.srt.layers.weights.parameter import LoadableParameter, Place
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place, without_memory
 
 
 class UnquantizedLinearMethod(LinearMethod):
@@ -35,7 +35,7 @@ class UnquantizedLinearMethod(LinearMethod):
         is_table: bool = False,
     ) -> None:
         layer.weight = LoadableParameter(
-            torch.empty(shape, dtype=dtype), places, on_filled=lambda: self._store(layer, is_table)
+            without_memory(shape, dtype), places, on_filled=lambda: self._store(layer, is_table)
         )
 
     def pack(self, weight: torch.Tensor) -> StoredWeight:

@@ -20,7 +20,7 @@ from sglang.srt.layers.quantization.base_config import (
     StoredWeight,
 )
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
-from sglang.srt.layers.weights.parameter import LoadableParameter, Place, WeightItem
+from sglang.srt.layers.weights.parameter import LoadableParameter, Place, WeightItem, without_memory
 
 #: Values of a tensor that are read and quantized at once.
 _CHUNK_VALUES = 4 << 20
@@ -99,7 +99,7 @@ class Int8Parameter(LoadableParameter):
         on_filled: Callable[[], None],
     ) -> Int8Parameter:
         assert len(places) == 1 or all(place.dim == 0 for place in places)  # an output has one scale
-        parameter = super().__new__(cls, torch.empty(shape, dtype=dtype), places, on_filled)
+        parameter = super().__new__(cls, without_memory(shape, dtype), places, on_filled)
         assert isinstance(parameter, Int8Parameter)
         parameter.clear()
         return parameter

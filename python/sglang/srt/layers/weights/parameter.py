@@ -117,11 +117,21 @@ def bytes_to_read(parameters: Iterable[nn.Parameter], items: Iterable[WeightItem
     return {item.name: sum(item.part_nbytes(*part) for part in parts.get(item.name, ())) for item in items}
 
 
+def without_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of this shape that holds one number, for a parameter whose data is written late, or never.
+
+    Memory taken for all layers at once, and given back layer by layer, would stay with the process: nothing
+    that comes later fits into the gaps.
+    """
+    return torch.empty(1, dtype=dtype).expand(shape)
+
+
 class LoadableParameter(nn.Parameter):
     """A parameter that lists the places of all checkpoint tensors it is made of.
 
-    `on_filled` runs once, when the last place is filled: that is where a linear layer packs its weight, so
-    that the plain and the packed form of the whole model never exist at the same time.
+    `on_filled` runs once, when the last place is filled: that is where a linear layer packs its weight. Data
+    made `without_memory` gets it when the first place is filled, so that the plain and the packed form of the
+    whole model never exist at the same time.
     """
 
     places: tuple[Place, ...]
@@ -135,6 +145,11 @@ class LoadableParameter(nn.Parameter):
         parameter.on_filled = on_filled
         _assert_places_tile(parameter)
         return parameter
+
+    def make_room(self) -> None:
+        """Take memory for all places, where it was made `without_memory`."""
+        if self.untyped_storage().nbytes() < self.nbytes:
+            self.data = torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def part_read(self, place: Place) -> tuple[int, int, int]:
         """(dimension, start, length) of the tensor that is read for a place."""
@@ -224,6 +239,7 @@ class WeightLedger:
             key = (parameter.dtype, place.dim, place.share)
             if key not in parts:
                 parts[key] = _read(item, place, parameter.dtype)
+            parameter.make_room()
             place.fill(parameter.data, parts[key])
         self._filled[item.name] = item.file
         parts.clear()  # before a layer packs its weight

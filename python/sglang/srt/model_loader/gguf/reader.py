@@ -94,6 +94,7 @@ def _load(
         row = tensor.type.nbytes(math.prod(shape[1:]))
         data, shape = data[first * row : last * row], (last - first, *shape[1:])
     weight = dequantize(data, tensor.type, shape, dtype, what, columns)
+    header.release(tensor)
     return _natural_rows(weight, tensor, heads).narrow(dim, start - first, length)
 
 
@@ -110,6 +111,7 @@ def _load_blocks(
     else:
         columns = (start, length)
     found = split_rows(data, tensor.type, rows, width, columns)
+    header.release(tensor)
 
     def cut(values: torch.Tensor) -> torch.Tensor:
         values = _natural_rows(values, tensor, heads)

@@ -18,6 +18,7 @@ import torch.distributed
 from sglang.srt.distributed.device_communicators.cpu_shm import CpuShm
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
+from sglang.srt.distributed.errors import transport_errors
 from sglang.srt.distributed.marked_barrier import MarkedBarrier
 from sglang.srt.distributed.object_channel import ObjectChannel
 from sglang.srt.distributed.shared_memory import cpu_transport
@@ -48,9 +49,10 @@ class Communicator:
         #: Thread -> the group that it used last. Written under the lock.
         self._used_for: dict[threading.Thread, Named] = {}
         limit = timedelta(seconds=timeout_s)
-        cpu_group = device_group = torch.distributed.new_group(list(ranks), backend="gloo", timeout=limit)
-        if backend != "gloo":
-            device_group = torch.distributed.new_group(list(ranks), backend=backend, timeout=limit)
+        with transport_errors():
+            cpu_group = device_group = torch.distributed.new_group(list(ranks), backend="gloo", timeout=limit)
+            if backend != "gloo":
+                device_group = torch.distributed.new_group(list(ranks), backend=backend, timeout=limit)
         self.cpu_group: torch.distributed.ProcessGroup | None = None
         self.device_group: torch.distributed.ProcessGroup | None = None
         rank, width = torch.distributed.get_rank(), len(ranks)
@@ -65,7 +67,8 @@ class Communicator:
         self.barrier = MarkedBarrier(cpu_group, ranks, rank)
         # Without a barrier one member could use its connections and close them while another still opens its
         # own, which would then fail.
-        self.barrier.wait(timeout_s)
+        with transport_errors():
+            self.barrier.wait(timeout_s)
 
     def claim(self, group: Named) -> None:
         """Note that this thread is about to use the communicator for `group`.

@@ -1,4 +1,5 @@
-"""Owns the one error that a collective ends in when the ranks could not finish it together.
+"""Owns the one error that a collective ends in when the ranks could not finish it together, and what marks
+such a failure while a group is made.
 
 Raised by `GroupCoordinator`; read by the rank process, which reports it as the consequence of another rank's
 failure. A caller's own mistake is a `ValueError` instead, before anything is sent.
@@ -7,9 +8,10 @@ failure. A caller's own mistake is a `ValueError` instead, before anything is se
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-__all__ = ["CollectiveError"]
+__all__ = ["CollectiveError", "TransportError", "transport_errors"]
 
 
 class CollectiveError(RuntimeError):
@@ -35,6 +37,22 @@ class CollectiveError(RuntimeError):
             f"{_shortened(cause)}. A rank of this group died, hangs or takes other steps than the rest; if "
             f"all are alive and merely slow, raise --dist-timeout{limit}"
         )
+
+
+class TransportError(RuntimeError):
+    """A transport failed while a communicator was made. The group that it is made for says whose it was."""
+
+
+@contextmanager
+def transport_errors() -> Iterator[None]:
+    """Mark what a transport raises in the block: torch's transports raise the same type as anybody else.
+
+    What fails outside such a block is this rank's own failure and no lost peer.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise TransportError(str(error)) from error
 
 
 def _shortened(text: str) -> str:

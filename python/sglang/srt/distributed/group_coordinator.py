@@ -21,7 +21,7 @@ from sglang.srt.distributed.communicators import Communicator
 from sglang.srt.distributed.device_communicators.cpu_shm import CpuShm
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
 from sglang.srt.distributed.device_communicators.torch_dist import TorchDist
-from sglang.srt.distributed.errors import CollectiveError
+from sglang.srt.distributed.errors import CollectiveError, TransportError
 from sglang.srt.platforms.device import accelerator_device
 
 __all__ = ["GroupCoordinator", "counted_collectives"]
@@ -78,7 +78,7 @@ class GroupCoordinator:
         self._borrowed: list[Communicator] = []
         # Every rank of the world takes part in making every group, also of those that it is no member of.
         try:
-            with self.translated_errors("building the group"):
+            with self.translated_errors("building the group", kind=TransportError):
                 for ranks in group_ranks:
                     if len(ranks) > 1:
                         self._borrow(ranks, backend)
@@ -295,12 +295,19 @@ class GroupCoordinator:
 
     @contextmanager
     def translated_errors(
-        self, operation: str, timeout_s: float | None = None, reason: Callable[[], str] | None = None
+        self,
+        operation: str,
+        timeout_s: float | None = None,
+        reason: Callable[[], str] | None = None,
+        kind: type[RuntimeError] = RuntimeError,
     ) -> Iterator[None]:
-        """Turn what the transport raises in the block into a `CollectiveError` of this group."""
+        """Turn what the transport raises in the block, of `kind`, into a `CollectiveError` of this group.
+
+        Where more is done than to call the transport, `kind` tells its errors from those of this rank.
+        """
         try:
             yield
-        except RuntimeError as error:
+        except kind as error:
             try:
                 cause = str(error) if reason is None else reason()
             except RuntimeError:  # the rank that holds the store is gone

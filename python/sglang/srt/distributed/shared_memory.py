@@ -18,6 +18,7 @@ from sglang.kernels.compiled import compiled_kernels
 from sglang.srt.distributed import frames
 from sglang.srt.distributed.device_communicators.cpu_shm import CpuShm
 from sglang.srt.distributed.device_communicators.gloo_exchange import GlooExchange
+from sglang.srt.distributed.errors import transport_errors
 from sglang.srt.distributed.object_channel import ObjectChannel
 
 __all__ = ["cpu_transport"]
@@ -60,7 +61,7 @@ class _Attempt:
 
     def agree(self) -> str:
         """Why gloo it is, the same on every rank; empty where all share memory."""
-        said = self._channel.all_gather(frames.encode(self._introduction()))
+        said = self._tell(self._introduction())
         reason = _first(self._world_ranks, [one["obstacle"] for one in said])
         if not reason and len({one["host"] for one in said}) > 1:
             reason = "the ranks are not all on one host, or not in one process namespace"
@@ -74,9 +75,15 @@ class _Attempt:
                 Path(f"/proc/{one['pid']}/stat").read_bytes()
         except (OSError, RuntimeError) as error:
             problem = _one_line(error)
-        reason = _first(self._world_ranks, self._channel.all_gather(frames.encode(problem)))
+        reason = _first(self._world_ranks, self._tell(problem))
         self._agreed = not reason
         return reason
+
+    def _tell(self, value: object) -> list[Any]:
+        """What every rank tells the others, in rank order."""
+        payload = frames.encode(value)
+        with transport_errors():
+            return self._channel.all_gather(payload)
 
     def end(self) -> None:
         """Give back what is not needed: a mapped segment needs no descriptor and ends with its mappings."""

@@ -4,6 +4,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=14, suite="multi-rank-cpu")
 
+import gc
 import json
 import os
 import re
@@ -11,13 +12,14 @@ import signal
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed
 
 from sglang.srt.constants import DIST_TIMEOUT_S
-from sglang.srt.distributed import parallel_state
+from sglang.srt.distributed import parallel_state, shared_memory
 from sglang.srt.distributed.errors import CollectiveError
 from sglang.test.multi_rank import come_together, run_ranks
 from sglang.test.waiting import HANG_GUARD_S, outlast
@@ -104,3 +106,36 @@ def test_a_lost_rank_is_a_named_error_in_the_others(tmp_path: Path) -> None:
         # The other one is missing, too, when it comes later than the limit of the first.
         assert missing is not None and {1} <= set(json.loads(missing[1])) <= {1, 2 - rank}
     assert "all came, but one left before the end" in lost["barrier"]
+
+
+def _build_with_kernels_that_refuse(rank: int) -> list[str]:
+    """Type and text of the error, which itself is forgotten: it holds the connections of this rank."""
+    refused = RuntimeError("sgl_kernel has interface 1 and this engine needs 2")
+    with patch.object(shared_memory, "compiled_kernels", side_effect=refused if rank == 1 else [None]):
+        try:
+            # Another limit than the world's: a communicator of its own.
+            parallel_state.init_model_parallel_group(
+                [[0, 1]], rank, "gloo", group_name="tp", timeout_s=1800.0
+            )
+        except RuntimeError as error:
+            return [type(error).__name__, str(error)]
+    return []
+
+
+def refuse_while_a_group_is_built(rank: int, folder: str) -> list[str]:
+    """On two ranks, of which rank 1 finds kernels that it cannot use: what each of them says."""
+    _fresh_world(folder, "refuses", 3600.0)
+    said = _build_with_kernels_that_refuse(rank)
+    parallel_state.destroy_distributed_environment()
+    gc.collect()
+    store = torch.distributed.FileStore(str(Path(folder) / "end"), 2)
+    parallel_state.init_distributed_environment(world_size=2, rank=rank, local_rank=rank, store=store)
+    return said
+
+
+def test_a_rank_that_cannot_build_a_group_says_why_and_only_its_peers_speak_of_a_lost_rank(
+    tmp_path: Path,
+) -> None:
+    peer, cause = run_ranks(refuse_while_a_group_is_built, world_size=2, folder=str(tmp_path))
+    assert cause == ["RuntimeError", "sgl_kernel has interface 1 and this engine needs 2"]
+    assert peer[0] == "CollectiveError" and "building the group over group 'tp'" in peer[1]

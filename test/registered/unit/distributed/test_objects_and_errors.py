@@ -15,7 +15,7 @@ import torch
 
 from sglang.srt.distributed import communicators, frames, parallel_state
 from sglang.srt.distributed.device_communicators.gloo_exchange import combine
-from sglang.srt.distributed.errors import CollectiveError
+from sglang.srt.distributed.errors import CollectiveError, TransportError
 from sglang.srt.distributed.group_coordinator import GroupCoordinator
 
 
@@ -234,3 +234,38 @@ def test_a_new_world_finds_no_communicator_of_the_old_one(pretended_groups: list
     assert fresh.cpu_group is not stale.cpu_group
     stale.destroy()
     assert fresh.cpu_group in pretended_groups
+
+
+REFUSAL = "sgl_kernel has interface 1 and this engine needs 2"
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_only_what_the_transport_says_while_a_group_is_built_is_told_as_a_lost_peer(
+    pretended_groups: list[Any], is_marked: bool
+) -> None:
+    """Kernels of another interface, say, are this rank's own failure: no peer died, no limit is too short."""
+    error = TransportError("Connection closed by peer") if is_marked else RuntimeError(REFUSAL)
+    with (
+        patch.object(communicators, "cpu_transport", side_effect=error),
+        pytest.raises(RuntimeError) as caught,
+    ):
+        _coordinator([0, 1])
+    assert isinstance(caught.value, CollectiveError) is is_marked
+    assert ("A rank of this group died" in str(caught.value)) is is_marked
+    assert is_marked or str(caught.value) == REFUSAL
+
+
+@pytest.mark.parametrize("place", ["new_group", "barrier"])
+def test_each_call_of_the_transport_while_a_group_is_built_is_marked(
+    pretended_groups: list[Any], place: str
+) -> None:
+    failing = (
+        patch("torch.distributed.new_group", side_effect=RuntimeError("nobody is there"))
+        if place == "new_group"
+        else patch.object(communicators.MarkedBarrier, "wait", side_effect=RuntimeError("nobody is there"))
+    )
+    with (
+        failing,
+        pytest.raises(CollectiveError, match=r"building the group over group 'tp'.*nobody is there"),
+    ):
+        _coordinator([0, 1])

@@ -104,6 +104,7 @@ class Scheduler:
         now, messages = self.group.receive()
         for message in messages:
             self._handle(message, now)
+        self.receiver.end_aborted()
         plan = self._plan(now)
         agreement = None if self._dp_attn is None else self._agree(self._dp_attn, plan)
         if self._stopping:
@@ -175,6 +176,8 @@ class Scheduler:
     def _handle(self, message: Message, now: float) -> None:
         if self._dp_attn is not None:
             self._dp_attn.count_received(message)
+        if not isinstance(message, TokenizedGenerateReqInput | AbortReq):
+            self.receiver.end_aborted()  # what is asked about the queues is answered as of now
         match message:
             case TokenizedGenerateReqInput():
                 self.load.num_received += 1

@@ -82,6 +82,12 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, omit_def
     special_stops: dict[int, str] = {}
 
 
+class RequestHead(msgspec.Struct, tag=str(TokenizedGenerateReqInput.__struct_config__.tag)):
+    """The same bytes as a request, read no further than its name."""
+
+    rid: str
+
+
 class AbortReq(msgspec.Struct, kw_only=True, tag=True):
     """Abort the requests whose rid starts with `rid` (as SGLang does), or all; an empty `rid` aborts none.
 
@@ -91,6 +97,12 @@ class AbortReq(msgspec.Struct, kw_only=True, tag=True):
     rid: str = ""
     abort_all: bool = False
     exact: bool = False
+
+    def names(self, rid: str) -> bool:
+        """Whether the request `rid` is one of them."""
+        if self.abort_all or not self.rid:
+            return self.abort_all
+        return rid == self.rid if self.exact else rid.startswith(self.rid)
 
 
 class SpecCounts(msgspec.Struct, array_like=True):

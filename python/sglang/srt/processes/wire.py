@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import zmq
 import zmq.asyncio
@@ -16,10 +17,13 @@ import zmq.asyncio
 from sglang.srt.managers.data_parallel_controller import DataParallelController
 from sglang.srt.messages import io_struct
 from sglang.srt.messages.channel import Channel
+from sglang.srt.processes.arrivals import Arrivals
 from sglang.srt.processes.sockets import SocketFolder
 from sglang.srt.runtime_context import get_parallel
 
 logger = logging.getLogger(__name__)
+
+Read = TypeVar("Read")
 
 
 def open_wire(folder: SocketFolder, leaders: Sequence[str], *, bind: str | None = None) -> Channel:
@@ -82,7 +86,7 @@ class ServerChannel:
 
     async def recv(self) -> io_struct.Message:
         while True:
-            message = _decode(await self._in.recv(), self._strangers)
+            message = _decode(await self._in.recv(), self._strangers, io_struct.decode)
             if message is not None:
                 return message
 
@@ -114,13 +118,13 @@ class _StrangerLog:
             )
 
 
-def _decode(data: bytes, strangers: _StrangerLog | None) -> io_struct.Message | None:
-    """One message, or None of a stranger's bytes.
+def _decode(data: bytes, strangers: _StrangerLog | None, read: Callable[[bytes], Read]) -> Read | None:
+    """One message as `read` gives it, or None of a stranger's bytes.
 
     Without `strangers` only we can write to the socket, so bytes that are no message are our own fault.
     """
     try:
-        return io_struct.decode(data)
+        return read(data)
     except (ValueError, RecursionError):
         if strangers is None:
             raise
@@ -149,30 +153,32 @@ class RankChannel:
         _bind_tcp(self._in, listen) if listen.startswith("tcp:") else self._in.bind(listen)
         #: Where it listens; a port left open (`tcp://HOST:*`) has a number now.
         self.address: str = self._in.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._strangers = _StrangerLog(self.address) if listen.startswith("tcp:") else None
+        strangers = _StrangerLog(self.address) if listen.startswith("tcp:") else None
+        self._arrivals = Arrivals(
+            lambda data: _decode(data, strangers, io_struct.decode),
+            lambda data: _decode(data, strangers, io_struct.decode_head),
+        )
         self._out = self._context.socket(zmq.PUSH)
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.setsockopt(zmq.IPV6, "[" in server)
         self._out.connect(server)
 
     def recv_all(self, most: int | None = None) -> list[io_struct.Message]:
-        """Everything that has arrived, in order, at most so many messages; never waits."""
-        messages: list[io_struct.Message] = []
-        # Asked first: an exception in each step of a decode costs more than the question.
-        while (most is None or len(messages) < most) and self._has_input():
-            message = _decode(self._in.recv(zmq.NOBLOCK), self._strangers)
-            if message is not None:
-                messages.append(message)
-        return messages
+        """What has arrived, in order, at most so many messages; never waits.
 
-    def _has_input(self) -> bool:
+        Of a crowd requests stay here. What is no request goes past them, with those that an abort names.
+        """
+        return self._arrivals.take(iter(self._receive, None), most)
+
+    def _receive(self) -> bytes | None:
+        # Asked first: an exception in each step of a decode costs more than the question.
         events = self._in.getsockopt(zmq.EVENTS)
         assert isinstance(events, int)
-        return bool(events & zmq.POLLIN)
+        return self._in.recv(zmq.NOBLOCK) if events & zmq.POLLIN else None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something can be received, at most `timeout_s` seconds."""
-        return bool(self._in.poll(int(timeout_s * 1000)))
+        """Wait until there is something to hand out, at most `timeout_s` seconds."""
+        return self._arrivals.has_waiting or bool(self._in.poll(int(timeout_s * 1000)))
 
     def send(self, message: io_struct.Message) -> None:
         self._out.send(io_struct.encode(message), zmq.NOBLOCK)

@@ -142,3 +142,38 @@ def test_a_request_ends_when_its_time_in_the_queue_or_in_the_batch_is_over(
     ended = {rid: a.finish_reason for rid, a in answers(scheduler.channel).items() if a.finish_reason}
     assert list(ended) == [stage] and ended[stage] is not None
     assert ended[stage].status_code == 503 and "5 s" in (ended[stage].message or "")
+
+
+@pytest.mark.parametrize(
+    "abort", [AbortReq(rid="x", exact=True), AbortReq(rid="x"), AbortReq(abort_all=True)]
+)
+def test_in_one_step_an_abort_ends_what_came_before_it_and_not_what_came_after(
+    new_scheduler: New, abort: AbortReq
+) -> None:
+    """Aborts of a step are carried out together; what comes behind one, under the same name, is not meant."""
+    scheduler = new_scheduler(max_running_requests=1)
+    again = make_request("x2", [3, 4], 5) if not abort.exact else make_request("y", [3, 4], 5)
+    scheduler.channel.inbox.extend([make_request("x", PROMPT, 5), abort, again])
+    got = run(scheduler)
+    assert got["x"].finish_reason is not None and got["x"].finish_reason.type == "abort"
+    assert got[again.rid].ids == expected_output([3, 4], 5)
+
+
+def test_aborts_make_room_in_the_queue_for_what_comes_behind_them_in_the_same_step(
+    new_scheduler: New,
+) -> None:
+    scheduler = new_scheduler(max_running_requests=1, max_queued_requests=2)
+    scheduler.channel.inbox.append(make_request("runs", [1], 30))
+    scheduler.step()
+    waiting = [make_request(f"w{i}", [i, 2], 5) for i in range(2)]
+    scheduler.channel.inbox.extend(
+        [
+            *waiting,
+            AbortReq(rid="w0", exact=True),
+            make_request("new", [9, 2], 5),
+            make_request("late", [8], 5),
+        ]
+    )
+    got = run(scheduler)
+    assert got["new"].ids == expected_output([9, 2], 5)
+    assert got["late"].finish_reason is not None and got["late"].finish_reason.status_code == 503

@@ -15,6 +15,20 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.group_channel import MOST_MESSAGES
 from sglang.srt.managers.scheduler_components.planning import prefill_planner
 from sglang.srt.managers.scheduler_components.planning.schedule_policy import DEFERRED_PER_STEP
+from sglang.srt.messages.io_struct import (
+    AbortReq,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    Message,
+    ShutdownReq,
+    decode,
+    decode_head,
+    encode,
+)
+from sglang.srt.processes.arrivals import Arrivals
+from sglang.test.fakes.fake_channel import FakeChannel, answers
 from sglang.test.fakes.fake_worker import expected_output
 from sglang.test.fakes.scheduler_driver import checked_step, make_request, run
 
@@ -109,3 +123,91 @@ def test_building_the_queue_anew_each_step_is_noticed(
     monkeypatch.setattr(prefill_planner, "take_out", planted)
     scheduler = crowded(new_scheduler, lambda i: [i % 900, i // 900, 7])
     assert most_walked(scheduler) > CROWD / 2
+
+
+class WireChannel(FakeChannel):
+    """Takes messages in as a rank's end of the wire does, from their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrivals = Arrivals(decode, decode_head)
+
+    def recv_all(self, most: int | None = None) -> list[Message]:
+        return self._arrivals.take(iter(self._receive, None), most)
+
+    def _receive(self) -> bytes | None:
+        return encode(self.inbox.popleft()) if self.inbox else None
+
+
+def steps_to_answer(
+    scheduler: Scheduler, channel: FakeChannel, call: Message, is_done: Callable[[], bool]
+) -> int:
+    """Behind 10,000 requests that have just arrived."""
+    scheduler.channel = scheduler.group._channel = channel
+    channel.inbox.extend(make_request(f"r{i}", [i % 900, 1], 2) for i in range(10_000))
+    channel.inbox.append(call)
+    for steps in range(1, 100):
+        scheduler.step()
+        if is_done():
+            return steps
+    raise AssertionError("no answer")
+
+
+def has_answered(channel: FakeChannel, kind: type[Message]) -> bool:
+    return any(isinstance(message, kind) for message in channel.sent)
+
+
+@pytest.mark.parametrize("channel_kind, at_once", [(WireChannel, True), (FakeChannel, False)])
+def test_behind_a_crowd_of_arriving_requests_control_messages_are_answered_at_once(
+    new_scheduler: New, channel_kind: type[FakeChannel], at_once: bool
+) -> None:
+    """In the order of arrival (False) they would come after forty steps."""
+
+    def steps(call: Message, is_done: Callable[[Scheduler, FakeChannel], bool]) -> int:
+        scheduler, channel = new_scheduler(max_running_requests=4), channel_kind()
+        return steps_to_answer(scheduler, channel, call, lambda: is_done(scheduler, channel))
+
+    taken = [
+        steps(ShutdownReq(), lambda scheduler, channel: scheduler._stopping),
+        steps(GetInternalStateReq(call_id=1), lambda _, c: has_answered(c, GetInternalStateReqOutput)),
+        steps(FlushCacheReqInput(call_id=1), lambda _, c: has_answered(c, FlushCacheReqOutput)),
+        steps(AbortReq(rid="r9999", exact=True), lambda _, channel: "r9999" in answers(channel)),
+    ]
+    assert max(taken) <= 2 if at_once else min(taken) > 30
+
+
+def test_a_cache_is_not_said_to_be_flushed_while_a_crowd_arrives(new_scheduler: New) -> None:
+    scheduler, channel = new_scheduler(), WireChannel()
+    scheduler.channel = scheduler.group._channel = channel
+    channel.inbox.extend(make_request(f"r{i}", [i % 900, 1], 2) for i in range(1000))
+    channel.inbox.append(FlushCacheReqInput(call_id=1))
+    scheduler.step()
+    (answer,) = [message for message in channel.sent if isinstance(message, FlushCacheReqOutput)]
+    assert not answer.success and "wait" in answer.message
+
+
+@pytest.mark.parametrize("each_at_once", [False, True])
+def test_many_aborts_of_a_step_walk_the_waiting_queue_once(
+    new_scheduler: New, monkeypatch: pytest.MonkeyPatch, each_at_once: bool
+) -> None:
+    """Carried out one by one (True) each of them would walk it."""
+    scheduler = crowded(new_scheduler, lambda i: [i % 900, i // 900, 7])
+    named = [f"r{i}" for i in range(100, 1100, 5)]
+    assert len(named) < MOST_MESSAGES
+    scheduler.channel.inbox.extend(AbortReq(rid=rid, exact=True) for rid in named)
+    walked, receiver = 0, scheduler.receiver
+    if each_at_once:
+        abort = receiver.abort
+        monkeypatch.setattr(receiver, "abort", lambda message: (abort(message), receiver.end_aborted()))
+    take_out = receiver._take_out
+
+    def counted(is_named: Callable[[Req], bool], reason: Any) -> None:
+        nonlocal walked
+        walked += len(scheduler.queues.waiting)
+        take_out(is_named, reason)
+
+    monkeypatch.setattr(receiver, "_take_out", counted)
+    scheduler.step()
+    got = answers(scheduler.channel)
+    assert all(got[rid].finish_reason is not None for rid in named)
+    assert walked > 10 * CROWD if each_at_once else 0 < walked <= CROWD

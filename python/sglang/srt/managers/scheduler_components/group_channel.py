@@ -16,7 +16,7 @@ from sglang.srt.runtime_context import get_parallel
 
 #: Marks this broadcast, so that a rank that waits for another one notices.
 INBOX = "inbox"
-#: A step takes in so many messages, some milliseconds of work: streams do not wait for a crowd to be let in.
+#: A step takes in so many requests, some milliseconds of work: streams do not wait for a crowd to be let in.
 MOST_MESSAGES = 256
 #: An idle leader must be back long before its peers' broadcast runs into `--dist-timeout`.
 _TIMEOUT_SHARE = 0.5
@@ -53,7 +53,7 @@ class GroupChannel:
         return self._is_leader
 
     def receive(self) -> Inbox:
-        """What arrived since the last step; of a crowd the first ones. A peer waits here for its leader."""
+        """What arrived since the last step; of a crowd the first requests. A peer waits for its leader."""
         if self._width == 1:
             assert self._channel is not None
             return Inbox(time.monotonic(), self._channel.recv_all(MOST_MESSAGES))

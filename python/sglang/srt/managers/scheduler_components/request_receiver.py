@@ -40,10 +40,15 @@ class RequestReceiver:
         self._streamer = streamer
         self._stop_matcher = stop_matcher
         self._num_arrived = 0
+        #: Noted and not carried out yet: those of one rid, and the others.
+        self._aborted_rids: set[str] = set()
+        self._aborts: list[AbortReq] = []
         self._has_deadlines = limits.waiting_timeout_s > 0 or limits.running_timeout_s > 0
 
     def accept(self, message: TokenizedGenerateReqInput, now: float) -> None:
         """Queue a request that arrived at `now`, or answer at once why not."""
+        if self._is_aborted(message.rid):
+            self.end_aborted()  # those before it, not this one
         reason = self._reason_to_refuse(message)
         if reason is not None:
             self._streamer.refuse(message, reason)
@@ -86,9 +91,15 @@ class RequestReceiver:
             return _refusal(
                 400, "stop: a stop string needs a tokenizer; use stop_token_ids, or start with a tokenizer"
             )
-        if limits.max_queued_requests is not None and len(self._queues.waiting) >= limits.max_queued_requests:
-            return _refusal(503, "The request queue is full.", err_type="ServiceUnavailable")
+        if self._is_full():
+            self.end_aborted()
+            if self._is_full():
+                return _refusal(503, "The request queue is full.", err_type="ServiceUnavailable")
         return None
+
+    def _is_full(self) -> bool:
+        most = self._limits.max_queued_requests
+        return most is not None and len(self._queues.waiting) >= most
 
     def _wrong_ids(self, message: TokenizedGenerateReqInput) -> str | None:
         """Which id lies outside the vocabulary, as a sentence: it would fail every request of its batch."""
@@ -106,15 +117,23 @@ class RequestReceiver:
         return None
 
     def abort(self, message: AbortReq) -> None:
-        """End every request that the abort names, at any stage; each is answered with the ids it has."""
-        if message.abort_all:
-            self._take_out(lambda req: True, FinishReason(type="abort", message="Aborted"))
-        elif message.rid:
-            rid, exact = message.rid, message.exact
+        """Note an abort; `end_aborted` carries it out, with all others of the step in one pass."""
+        if message.exact and message.rid and not message.abort_all:
+            self._aborted_rids.add(message.rid)
+        else:
+            self._aborts.append(message)
+
+    def _is_aborted(self, rid: str) -> bool:
+        return rid in self._aborted_rids or any(message.names(rid) for message in self._aborts)
+
+    def end_aborted(self) -> None:
+        """End every request that a noted abort names, at any stage; each is answered with the ids it has."""
+        if self._aborted_rids or self._aborts:
             self._take_out(
-                lambda req: req.rid == rid if exact else req.rid.startswith(rid),
-                FinishReason(type="abort", message="Aborted"),
+                lambda req: self._is_aborted(req.rid), FinishReason(type="abort", message="Aborted")
             )
+            self._aborted_rids.clear()
+            self._aborts.clear()
 
     def expire(self, now: float) -> None:
         """End requests that have waited or run longer than the environment allows.
@@ -145,14 +164,18 @@ class RequestReceiver:
             )
 
     def _take_out(self, is_named: Callable[[Req], bool], reason: FinishReason) -> None:
+        """Walks the waiting queue once."""
         queues = self._queues
-        named = [req for req in (*queues.started(), *queues.waiting) if is_named(req)]
+        named = [req for req in queues.started() if is_named(req)]
+        waiting: deque[Req] = deque()
+        for req in queues.waiting:
+            (named if is_named(req) else waiting).append(req)
         if not named:
             return
         for req in named:
             self._processor.end(req, reason)
         queues.running = [req for req in queues.running if req.finish_reason is None]
-        queues.waiting = deque(req for req in queues.waiting if req.finish_reason is None)
+        queues.waiting = waiting
         if queues.prefilling is not None and queues.prefilling.finish_reason is not None:
             queues.prefilling = None
 

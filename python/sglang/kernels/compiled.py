@@ -17,7 +17,7 @@ from sglang.srt.environ import envs
 logger = logging.getLogger(__name__)
 
 #: The `sgl_kernel.INTERFACE` that this engine calls.
-_INTERFACE = 2
+_INTERFACE = 3
 
 
 def are_there() -> bool:

@@ -8,13 +8,93 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from sglang.kernels.compiled_for import kernels_for
 from sglang.kernels.draw_token import draw, uniforms
 
-__all__ = ["best_tokens", "draw_tokens"]
+__all__ = ["NOTHING_TO_DRAW", "NOT_FINITE", "RowDraw", "RowDraws", "best_tokens", "sample_rows"]
+
+#: Why a row gave no token; 0 is a row that gave one.
+NOT_FINITE, NOTHING_TO_DRAW = 1, 2
+
+
+class RowDraw(NamedTuple):
+    """How one row is drawn; with a `top_k` of 1 it is greedy, whatever the rest says."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
+class RowDraws:
+    """How the rows of a batch are drawn, also as the tensors that the kernel reads.
+
+    Made once for a batch: from step to step only the places in the streams are other ones.
+    """
+
+    def __init__(self, rows: Sequence[RowDraw]) -> None:
+        self.rows = list(rows)
+        self.greedy = [row.top_k == 1 for row in rows]
+        self._limits = torch.tensor([row[:4] for row in rows], dtype=torch.float64).view(-1, 4)
+        streams = np.zeros((2, len(rows)), dtype=np.int64)
+        streams[0] = np.array([row.seed % (1 << 64) for row in rows], dtype=np.uint64).view(np.int64)
+        self._positions = streams[1]
+        self._streams = torch.from_numpy(streams)
+
+    def sample(
+        self, kernels: ModuleType, logits: torch.Tensor, positions: Sequence[int], *, is_masked: bool
+    ) -> torch.Tensor:
+        """`sample_rows` by the compiled kernel."""
+        self._positions[:] = positions
+        sampled: torch.Tensor = kernels.sampling.sample_rows(
+            logits, self._limits, self._streams, is_masked=is_masked
+        )
+        return sampled
+
+
+def sample_rows(
+    logits: torch.Tensor, draws: RowDraws, positions: Sequence[int], *, is_masked: bool = False
+) -> torch.Tensor:
+    """A token of each row of float32 logits [rows, vocab], which stay as they are: int64 [2, rows].
+
+    The first are ids, the others failures.
+
+    A row is drawn as `draw` does it with `uniforms(seed, position)`, or gives the lowest id of its highest
+    logit. With a logit that is not finite it has failure `NOT_FINITE`. Where rows are masked, minus infinity
+    is none, and a row from which nothing can be drawn has `NOTHING_TO_DRAW`. The id of a failed row means
+    nothing.
+
+    Where all rows are greedy, nothing here waits for the device.
+    """
+    kernels = _kernels(logits)
+    if kernels is not None:
+        return draws.sample(kernels, logits, positions, is_masked=is_masked)
+    if is_masked:
+        failures = torch.where(torch.isfinite(logits.amax(dim=-1)), 0, NOTHING_TO_DRAW)
+    else:
+        failures = torch.where(torch.isfinite(logits.sum(dim=-1)), 0, NOT_FINITE)
+    ids = logits.argmax(dim=-1)
+    drawn = [at for at, is_greedy in enumerate(draws.greedy) if not is_greedy]
+    if drawn:
+        some, params = logits[drawn], [draws.rows[at] for at in drawn]
+        ids[drawn] = torch.tensor(
+            draw(
+                some.masked_fill_((failures[drawn] != 0)[:, None], 0.0),
+                temperature=[p.temperature for p in params],
+                top_k=[p.top_k for p in params],
+                top_p=[p.top_p for p in params],
+                min_p=[p.min_p for p in params],
+                u=[uniforms(p.seed, positions[at]) for p, at in zip(params, drawn, strict=True)],
+            ),
+            device=logits.device,
+        )
+    return torch.stack((ids, failures))
 
 
 def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,47 +110,5 @@ def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, finite
 
 
-def draw_tokens(
-    logits: torch.Tensor,
-    *,
-    temperature: Sequence[float],
-    top_k: Sequence[int],
-    top_p: Sequence[float],
-    min_p: Sequence[float],
-    seeds: Sequence[int],
-    positions: Sequence[int],
-) -> torch.Tensor:
-    """Draw from each row of logits [rows, vocab] as `draw` does with `uniforms(seed, position)`: [rows] ids.
-
-    A row has a finite logit, and the others are finite or minus infinity.
-    """
-    kernels = _kernels(logits)
-    if kernels is None:
-        streams = [uniforms(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-        picked = draw(
-            logits,
-            temperature=list(temperature),
-            top_k=list(top_k),
-            top_p=list(top_p),
-            min_p=list(min_p),
-            u=streams,
-        )
-        return torch.tensor(picked, device=logits.device)
-    limits = torch.tensor(list(zip(temperature, top_k, top_p, min_p, strict=True)), dtype=torch.float64)
-    ids: torch.Tensor = kernels.sampling.draw_tokens(
-        logits, limits.view(-1, 4), _numbers([_signed(seed) for seed in seeds]), _numbers(positions)
-    )
-    return ids
-
-
 def _kernels(logits: torch.Tensor) -> ModuleType | None:
     return kernels_for(logits) if logits.dtype == torch.float32 and logits.stride(-1) == 1 else None
-
-
-def _numbers(values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64)
-
-
-def _signed(seed: int) -> int:
-    """The low 64 bits, as the kernels take them."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -127,14 +127,32 @@ struct PagedAttention {
   float scale;
 };
 
-// A token drawn for each row; a row has a finite logit, and the others are finite or minus infinity.
-struct DrawTokens {
+// A token of each row of logits: the best one where top_k is 1, else a draw within the limits. A row with a number that is not finite
+// has failure 1; where rows are masked, minus infinity is allowed, and a row from which nothing can be drawn has failure 2.
+struct SampleRows {
   const float* logits;       // [rows, vocab], rows `stride` apart
   const double* limits;      // [rows, temperature | top_k | top_p | min_p]; top_k <= 0 keeps all
   const int64_t* seeds;      // [rows]
   const int64_t* positions;  // [rows]: places in the streams of the seeds
-  int64_t* ids;              // [rows]
+  int64_t* ids;              // [rows]; of a row that failed 0
+  int64_t* failures;         // [rows]
   int64_t vocab, stride;
+  bool is_masked;
+};
+
+// Of some rows of logits divided by a temperature the logarithms of the probabilities: of given tokens, and of the best ones, the
+// lower id first where two are equal.
+struct TopLogprobs {
+  const float* logits;      // [.., vocab], rows `stride` apart
+  const int64_t* rows;      // [asked]: rows of the logits
+  const float* divisors;    // [asked]
+  const int64_t* ids;       // [ends[asked - 1]]: tokens, those of one row after another
+  const int64_t* ends;      // [asked]: where those of a row end
+  const int64_t* counts;    // [asked]: how many of the best, at most `most`
+  float* own;               // as ids
+  float* top;               // [asked, most], of which `counts` are written
+  int64_t* top_ids;         // the same
+  int64_t vocab, stride, most;
 };
 
 // Logits of tokens that are not allowed become minus infinity: those whose bit, from the lowest of a word, is 0.
@@ -148,8 +166,14 @@ struct TokenBitmask {
 // Logits of a row that are looked at together; a power of two.
 constexpr int64_t kSamplingBlock = 64;
 
-// Bytes of scratch that the draw of one row needs: 16 for a token, 16 for a block.
-constexpr int64_t draw_scratch_bytes(int64_t vocab) { return 16 * (vocab + (vocab + kSamplingBlock - 1) / kSamplingBlock); }
+// Bytes of scratch that a row needs: a weight for a token, a sum and two highest logits for a block.
+constexpr int64_t logit_row_bytes(int64_t vocab) {
+  return (vocab + kSamplingBlock - 1) / kSamplingBlock * (4 * kSamplingBlock + 16);
+}
+
+// The same with candidates: of a draw 16 bytes for a token, of the best tokens 8.
+constexpr int64_t sample_scratch_bytes(int64_t vocab) { return logit_row_bytes(vocab) + 16 * vocab; }
+constexpr int64_t logprob_scratch_bytes(int64_t vocab) { return logit_row_bytes(vocab) + 8 * vocab; }
 
 // Kinds of numbers that pieces of tensors are reduced in; `bytes` is anything else, which is only moved.
 enum class Number : uint32_t { bytes, boolean, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 };
@@ -213,7 +237,8 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void silu_and_mul(const SiluAndMul<bf16>& call, int64_t begin, int64_t end);                                        \
   void argmax_rows(const ArgmaxRows& call, int64_t begin, int64_t end);                                               \
   void reduce_pieces(const Reduction& call);                                                                          \
-  void draw_tokens(const DrawTokens& call, void* scratch, int64_t begin, int64_t end);                                \
+  void sample_rows(const SampleRows& call, void* scratch, int64_t begin, int64_t end);                                \
+  void top_logprobs(const TopLogprobs& call, void* scratch, int64_t begin, int64_t end);                              \
   void apply_token_bitmask(const TokenBitmask& call, int64_t begin, int64_t end);                                     \
   }
 

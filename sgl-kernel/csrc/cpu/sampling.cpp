@@ -1,63 +1,26 @@
-// From logits to tokens: a draw within limits, and the mask of a grammar. Nothing here sorts: the end of a
-// ranking is found by selection, and the bits of an id are drawn by splitting what is kept.
-#include "vec.h"
+// From logits to tokens: the best one or a draw within limits, and the mask of a grammar. Nothing here sorts: the end of a ranking
+// is found by selection, and the bits of an id are drawn by splitting what is kept.
+#include "logit_row.h"
 
 SGL_KERNEL_BEGIN
 
 namespace {
 
-// Logits whose largest one, and whose summed weight, are known together.
-constexpr int64_t kBlockSize = kSamplingBlock;
-// Largest logits of blocks that bound the first candidates, and how many times more are looked at where those do not suffice.
-constexpr int64_t kFirstBlocks = 64, kMoreBlocks = 8;
+// Highest logits of blocks that bound the first candidates.
+constexpr int64_t kFirstBlocks = 64;
+// Candidates that are few: they are ranked one by one. More are narrowed down first, by sums over the row.
+constexpr int64_t kFewCandidates = 1024;
+constexpr int64_t kLastId = 0xffffffff;
 
-// A logit's place in the ranking, ascending: the highest logit first, the lower id first where two are equal.
 struct Candidate {
   uint64_t key;
   double weight;
-
-  uint32_t id() const { return static_cast<uint32_t>(key); }
 };
-
-uint64_t rank_key(float logit, int64_t id) {
-  logit += 0.f;  // of minus zero makes zero, which is as likely
-  uint32_t bits;
-  __builtin_memcpy(&bits, &logit, sizeof(bits));
-  const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(~ascending) << 32 | static_cast<uint64_t>(id);
-}
 
 void swap(Candidate& a, Candidate& b) {
   const Candidate kept = a;
   a = b;
   b = kept;
-}
-
-// e^z for z <= 0, to 1e-14 of itself; 0 below -700. Free of branches, so that the compiler computes many at once.
-inline double weight_of(double z) {
-  const double magic = 6755399441055744.0;  // 1.5 * 2^52: what is added to it is rounded to a whole number
-  const double clamped = z < -700.0 ? -700.0 : z;
-  const double shifted = clamped * 1.4426950408889634 + magic;
-  const double n = shifted - magic;
-  const double r = (clamped - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
-  double p = 1.0 / 39916800;
-  p = p * r + 1.0 / 3628800;
-  p = p * r + 1.0 / 362880;
-  p = p * r + 1.0 / 40320;
-  p = p * r + 1.0 / 5040;
-  p = p * r + 1.0 / 720;
-  p = p * r + 1.0 / 120;
-  p = p * r + 1.0 / 24;
-  p = p * r + 1.0 / 6;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
-  uint64_t power, bits;
-  __builtin_memcpy(&power, &shifted, sizeof(power));
-  __builtin_memcpy(&bits, &p, sizeof(bits));
-  bits += power << 52;
-  __builtin_memcpy(&p, &bits, sizeof(p));
-  return z < -700.0 ? 0.0 : p;
 }
 
 uint64_t mix(uint64_t value) {  // the finaliser of splitmix64
@@ -89,129 +52,82 @@ int64_t id_bits(int64_t vocab) {
   return bits;
 }
 
-float highest_of(const float* x, int64_t count) {
-  float best = x[0];
-  int64_t i = 0;
-  if (count >= Vec::width) {
-    Vec most = Vec::load(x);
-    for (i = Vec::width; i + Vec::width <= count; i += Vec::width) most = max(most, Vec::load(x + i));
-    best = highest(most);
-  }
-  for (; i < count; ++i) best = x[i] > best ? x[i] : best;
-  return best;
-}
+// Whether a bit of an id is set; `left` is the weight of the ids without it.
+bool is_upper(double u, double left, double right) { return right > 0.0 && u * (left + right) >= left; }
 
-// The n-th largest (from 1) of some numbers, which are put in another order.
-float nth_largest(float* x, int64_t count, int64_t n) {
-  int64_t low = 0, high = count - 1;
-  while (low < high) {
-    const float pivot = x[(low + high) / 2];
-    int64_t i = low, j = high;
-    while (i <= j) {
-      while (x[i] > pivot) ++i;
-      while (x[j] < pivot) --j;
-      if (i > j) break;
-      const float kept = x[i];
-      x[i++] = x[j];
-      x[j--] = kept;
-    }
-    if (n - 1 <= j) {
-      high = j;
-    } else if (n - 1 >= i) {
-      low = i;
-    } else {
-      break;
-    }
-  }
-  return x[n - 1];
-}
-
-// One row on its way to a token.
+// A row that is not greedy on its way to a token.
 class Draw {
  public:
-  Draw(const float* logits, int64_t vocab, const Limits& limits, void* scratch)
-      : logits_(logits), vocab_(vocab), blocks_((vocab + kBlockSize - 1) / kBlockSize), limits_(limits) {
-    candidates_ = static_cast<Candidate*>(scratch);
-    sums_ = reinterpret_cast<double*>(candidates_ + vocab);
-    highest_ = reinterpret_cast<float*>(sums_ + blocks_);
-    ordered_ = highest_ + blocks_;
-    for (int64_t b = 0; b < blocks_; ++b) highest_[b] = highest_of(logits_ + b * kBlockSize, size_of(b));
-    top_ = highest_of(highest_, blocks_);
-    scale_ = 1.0 / limits_.temperature;
+  Draw(LogitRow& row, const Limits& limits, void* scratch)
+      : row_(row), limits_(limits), candidates_(static_cast<Candidate*>(scratch)) {
+    row_.set_scale(1.0 / limits_.temperature);
   }
 
   int64_t token(const Uniforms& u) {
-    const bool has_top_k = limits_.top_k > 0 && limits_.top_k < static_cast<double>(vocab_);
-    most_ = has_top_k ? static_cast<int64_t>(limits_.top_k) : vocab_;
-    if (limits_.top_p < 1.0 || (!has_top_k && limits_.min_p <= 0.0)) sum_blocks();
-    if (!has_top_k && limits_.top_p >= 1.0 && limits_.min_p <= 0.0) return of_all(u);
-    const int64_t kept = keep();
-    return of_kept(kept, u);
+    const bool has_top_k = limits_.top_k > 0 && limits_.top_k < static_cast<double>(row_.vocab());
+    const bool has_top_p = limits_.top_p < 1.0, has_min_p = limits_.min_p > 0.0;
+    most_ = has_top_k ? static_cast<int64_t>(limits_.top_k) : row_.vocab();
+    if (has_top_p || (!has_top_k && !has_min_p)) weigh();
+    if (!has_top_k && !has_top_p && !has_min_p) return of_row(u);
+    if (has_min_p) {
+      low_ = lowest_where(row_.top(), [&](float logit) { return row_.weight(logit) >= limits_.min_p; });
+    }
+    const int64_t kept = few();
+    if (kept > 0) return of_candidates(kept, u);
+    row_.keep_head(last_of_many());
+    return of_row(u);
   }
 
  private:
-  int64_t size_of(int64_t block) const {
-    const int64_t rest = vocab_ - block * kBlockSize;
-    return rest < kBlockSize ? rest : kBlockSize;
+  void weigh() {
+    row_.weigh();
+    is_weighed_ = true;
   }
 
-  double weight(float logit) const { return weight_of((static_cast<double>(logit) - top_) * scale_); }
+  double goal() const { return limits_.top_p < 1.0 ? limits_.top_p * row_.total() : __builtin_inf(); }
 
-  void weigh(int64_t block, double* weights) const {
-    const float* x = logits_ + block * kBlockSize;
-    const int64_t size = size_of(block);
-    if (size == kBlockSize) {
-      for (int64_t i = 0; i < kBlockSize; ++i) weights[i] = weight(x[i]);
-      return;
-    }
-    for (int64_t i = 0; i < size; ++i) weights[i] = weight(x[i]);
-    for (int64_t i = size; i < kBlockSize; ++i) weights[i] = 0.0;
+  // How many of the candidates are kept, at the front; 0 where they are not few, or do not show the end of what is kept.
+  int64_t few() {
+    const float bound = row_.bound_of(most_ < kFirstBlocks ? most_ : kFirstBlocks);
+    const bool are_all = bound <= low_;
+    const int64_t found = collect(are_all ? low_ : bound, __builtin_inff(), kFewCandidates);
+    if (found < 0) return 0;
+    const int64_t kept = certain_head(found, 0, -__builtin_inff());
+    return are_all || kept < found || kept == most_ ? kept : 0;
   }
 
-  void sum_blocks() {
-    alignas(64) double weights[kBlockSize];
-    total_ = 0.0;
-    for (int64_t b = 0; b < blocks_; ++b) {
-      weigh(b, weights);
-      for (int64_t half = kBlockSize / 2; half > 0; half /= 2) {
-        for (int64_t i = 0; i < half; ++i) weights[i] += weights[i + half];
-      }
-      sums_[b] = weights[0];
-      total_ += weights[0];
-    }
-  }
-
-  // The candidates that are kept, at the front. Those above a bound are a head of the ranking; where the end of what is kept lies
-  // inside of it, that is the end.
-  int64_t keep() {
-    for (int64_t wanted = most_ < kFirstBlocks ? most_ : kFirstBlocks;; wanted *= kMoreBlocks) {
-      const bool all = wanted >= blocks_;
-      if (!all) __builtin_memcpy(ordered_, highest_, blocks_ * sizeof(float));
-      const int64_t found = collect(all ? -__builtin_inff() : nth_largest(ordered_, blocks_, wanted));
-      const int64_t kept = head(found);
-      if (all || kept < found || kept == most_) return kept;
-    }
-  }
-
-  int64_t collect(float bound) {
+  // The candidates from `low` on and below `high`; -1 where they are more than `most`.
+  int64_t collect(float low, float high, int64_t most) {
     int64_t found = 0;
-    for (int64_t b = 0; b < blocks_; ++b) {
-      if (highest_[b] < bound) continue;
-      const float* x = logits_ + b * kBlockSize;
-      const int64_t size = size_of(b);
-      for (int64_t i = 0; i < size; ++i) {
-        if (x[i] >= bound) candidates_[found++] = Candidate{rank_key(x[i], b * kBlockSize + i), weight(x[i])};
-      }
-    }
-    return found;
+    const bool are_all = row_.for_each_from(low, [&](float logit, int64_t id) {
+      if (!(logit < high)) return true;
+      if (found == most) return false;
+      candidates_[found++] = Candidate{rank_key(logit, id), row_.weight(logit)};
+      return true;
+    });
+    return are_all ? found : -1;
   }
 
-  // How many of the candidates are kept: a head of their ranking, as each limit makes one. They are split at one of them until
-  // the end of the head is between two.
-  int64_t head(int64_t found) {
-    const double goal = limits_.top_p < 1.0 ? limits_.top_p * total_ : __builtin_inf();
+  // `head` behind `count` tokens, those from `above` on; with exact sums where others do not decide.
+  int64_t certain_head(int64_t found, int64_t count, float above, double weight = 0.0) {
+    int64_t kept = head(found, count, weight);
+    if (limits_.top_p >= 1.0) return kept;
+    const double error = (row_.is_exact() ? 0.0 : kHeadError * row_.total()) + kHeadError * weight;
+    double upto = weight;
+    for (int64_t i = 0; i < kept; ++i) upto += candidates_[i].weight;
+    const double last = kept > 0 ? candidates_[kept - 1].weight : 0.0;
+    if (distance(upto, goal()) > error && distance(upto - last, goal()) > error) return kept;
+    const double exact = row_.weigh_exactly(count > 0 ? above : __builtin_inff());
+    return head(found, count, exact);
+  }
+
+  static double distance(double a, double b) { return a < b ? b - a : a - b; }
+
+  // How many of the candidates are kept, behind `count` better tokens of this weight: a head of their ranking, as each limit makes
+  // one. They are split at one of them until the end of the head is between two; the last one that is kept is in its place.
+  int64_t head(int64_t found, int64_t count, double above) {
+    const double goal = this->goal();
     int64_t low = 0, high = found;
-    double above = 0.0;
     while (low < high) {
       swap(candidates_[median(low, (low + high) / 2, high - 1)], candidates_[high - 1]);
       const Candidate pivot = candidates_[high - 1];
@@ -223,8 +139,8 @@ class Draw {
         swap(candidates_[rank++], candidates_[i]);
       }
       swap(candidates_[rank], candidates_[high - 1]);
-      const bool fits = rank < most_ && pivot.weight >= limits_.min_p && above + better < goal;
-      if (fits || rank == 0) {
+      const bool fits = count + rank < most_ && above + better < goal;
+      if (fits || count + rank == 0) {
         low = rank + 1;
         above += better + pivot.weight;
       } else {
@@ -240,20 +156,64 @@ class Draw {
     return x < z ? a : y < z ? c : b;
   }
 
-  int64_t of_kept(int64_t kept, const Uniforms& u) {
+  // The last place of the ranking that is kept, where that is far down: all from `high` on are kept and none below `low`, and these
+  // two close in until few tokens are between them.
+  uint64_t last_of_many() {
+    if (!is_weighed_) weigh();
+    uint32_t low = ascending_bits(low_), high = ascending_bits(row_.top()) + 1;
+    double below = static_cast<double>(row_.vocab()), count = 0.0, weight = 0.0;
+    if (limits_.min_p > 0.0) {
+      const float bounds[3] = {low_, low_, low_};
+      const LogitRow::Above above = row_.above(bounds);
+      if (all_fit(above.count[0], above.weight[0])) return rank_key(low_, kLastId);
+      below = above.count[0];
+    }
+    while (below - count > static_cast<double>(kFewCandidates) && high - low > 1) {
+      const uint32_t step = (high - low + 3) / 4;
+      const uint32_t places[3] = {high - step, low + (high - low) / 2, low + step};
+      const float bounds[3] = {of_ascending_bits(places[0]), of_ascending_bits(places[1]), of_ascending_bits(places[2])};
+      const LogitRow::Above above = row_.above(bounds);
+      const uint32_t before = high - low;
+      for (int64_t j = 0; j < 3; ++j) {
+        if (places[j] < high && places[j] > low && all_fit(above.count[j], above.weight[j])) {
+          high = places[j], count = above.count[j], weight = above.weight[j];
+        } else if (places[j] > low && none_follow(above.count[j], above.weight[j])) {
+          low = places[j], below = above.count[j];
+          break;
+        }
+      }
+      if (high - low == before) break;  // sums of floats do not tell
+    }
+    const bool none = count == 0.0;
+    const float from = of_ascending_bits(low), upto = none ? __builtin_inff() : of_ascending_bits(high);
+    const int64_t found = collect(from, upto, row_.vocab());
+    const int64_t kept = certain_head(found, static_cast<int64_t>(count), upto, weight);
+    // With nothing in between, the end is that of an equal logit's last id.
+    return kept > 0 ? candidates_[kept - 1].key : rank_key(upto, kLastId);
+  }
+
+  // Whether all of the best `count` tokens, of this weight by sums of floats, are kept for certain; and whether no further one is.
+  bool all_fit(double count, double weight) const {
+    return count <= static_cast<double>(most_) && weight * (1.0 + kHeadError) < goal() * (1.0 - kHeadError);
+  }
+  bool none_follow(double count, double weight) const {
+    return count >= static_cast<double>(most_) || weight * (1.0 - kHeadError) >= goal() * (1.0 + kHeadError);
+  }
+
+  int64_t of_candidates(int64_t kept, const Uniforms& u) {
     int64_t low = 0, high = kept, token = 0;
-    for (int64_t bit = id_bits(vocab_) - 1; bit >= 0; --bit) {
+    for (int64_t bit = id_bits(row_.vocab()) - 1; bit >= 0; --bit) {
       int64_t middle = low;
       double left = 0.0, right = 0.0;
       for (int64_t i = low; i < high; ++i) {
-        if (candidates_[i].id() >> bit & 1) {
+        if (id_of(candidates_[i].key) >> bit & 1) {
           right += candidates_[i].weight;
         } else {
           left += candidates_[i].weight;
           swap(candidates_[middle++], candidates_[i]);
         }
       }
-      if (right > 0.0 && u(bit) * (left + right) >= left) {
+      if (is_upper(u(bit), left, right)) {
         token += int64_t{1} << bit;
         low = middle;
       } else {
@@ -264,50 +224,72 @@ class Draw {
   }
 
   static double sum(const double* values, int64_t begin, int64_t end) {
-    double total = 0.0;
-    for (int64_t i = begin; i < end; ++i) total += values[i];
-    return total;
+    double some[4] = {0.0, 0.0, 0.0, 0.0};
+    int64_t i = begin;
+    for (; i + 4 <= end; i += 4) {
+      for (int64_t j = 0; j < 4; ++j) some[j] += values[i + j];
+    }
+    for (; i < end; ++i) some[0] += values[i];
+    return (some[0] + some[1]) + (some[2] + some[3]);
   }
 
-  // Nothing is taken away: the upper bits pick a block by sums of blocks, the others a token of it.
-  int64_t of_all(const Uniforms& u) const {
-    int64_t token = 0, first = 0;
-    const double* values = sums_;
-    int64_t unit = kBlockSize, count = blocks_;
-    alignas(64) double weights[kBlockSize];
-    for (int64_t bit = id_bits(vocab_) - 1; bit >= 0; --bit) {
-      const int64_t size = int64_t{1} << bit;
-      if (unit > size) {
-        first = token;
-        weigh(token / kBlockSize, weights);
-        values = weights, unit = 1, count = kBlockSize;
+  // Of all tokens that have a weight: the upper bits pick a block by sums of blocks, the others a token of it.
+  int64_t of_row(const Uniforms& u) {
+    int64_t token = 0, bit = id_bits(row_.vocab()) - 1;
+    for (; int64_t{1} << bit >= kBlockSize; --bit) {
+      const int64_t step = (int64_t{1} << bit) / kBlockSize, from = token / kBlockSize;
+      const double number = u(bit);
+      double left, right;
+      split(row_.sums(), from, step, row_.blocks(), left, right);
+      if (!row_.is_exact() && distance(number * (left + right), left) <= 2.0 * kPartError * (left + right)) {
+        row_.weigh_exactly();
+        split(row_.sums(), from, step, row_.blocks(), left, right);
       }
-      const int64_t from = (token - first) / unit, step = size / unit;
-      const int64_t middle = from + step < count ? from + step : count, end = middle + step < count ? middle + step : count;
-      const double left = sum(values, from, middle), right = sum(values, middle, end);
-      if (right > 0.0 && u(bit) * (left + right) >= left) token += size;
+      if (is_upper(number, left, right)) token += int64_t{1} << bit;
+    }
+    alignas(64) double weights[kBlockSize];
+    const int64_t first = token;
+    row_.weigh_block(first / kBlockSize, weights);
+    for (; bit >= 0; --bit) {
+      double left, right;
+      split(weights, token - first, int64_t{1} << bit, kBlockSize, left, right);
+      if (is_upper(u(bit), left, right)) token += int64_t{1} << bit;
     }
     return token;
   }
 
-  const float* logits_;
-  int64_t vocab_, blocks_, most_ = 0;
+  static void split(const double* values, int64_t from, int64_t step, int64_t count, double& left, double& right) {
+    const int64_t middle = from + step < count ? from + step : count, end = middle + step < count ? middle + step : count;
+    left = sum(values, from, middle);
+    right = sum(values, middle, end);
+  }
+
+  LogitRow& row_;
   Limits limits_;
-  float top_ = 0.f;
-  double scale_ = 1.0, total_ = 0.0;
   Candidate* candidates_;
-  double* sums_;    // [blocks]
-  float* highest_;  // [blocks]
-  float* ordered_;  // [blocks]
+  int64_t most_ = 0;
+  float low_ = -__builtin_inff();  // no lower logit is kept
+  bool is_weighed_ = false;
 };
 
 }  // namespace
 
-void draw_tokens(const DrawTokens& call, void* scratch, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const double* limits = call.limits + 4 * row;
-    Draw draw(call.logits + row * call.stride, call.vocab, Limits{limits[0], limits[1], limits[2], limits[3]}, scratch);
-    call.ids[row] = draw.token(Uniforms(call.seeds[row], call.positions[row]));
+void sample_rows(const SampleRows& call, void* scratch, int64_t begin, int64_t end) {
+  for (int64_t at = begin; at < end; ++at) {
+    LogitRow row(call.logits + at * call.stride, call.vocab, scratch);
+    call.ids[at] = 0;
+    call.failures[at] = 0;
+    if (!row.is_finite() && !(call.is_masked && row.is_drawable())) {
+      call.failures[at] = call.is_masked ? 2 : 1;
+      continue;
+    }
+    const double* limits = call.limits + 4 * at;
+    if (limits[1] == 1.0) {
+      call.ids[at] = row.best();
+      continue;
+    }
+    Draw draw(row, Limits{limits[0], limits[1], limits[2], limits[3]}, static_cast<char*>(scratch) + logit_row_bytes(call.vocab));
+    call.ids[at] = draw.token(Uniforms(call.seeds[at], call.positions[at]));
   }
 }
 

@@ -57,6 +57,10 @@ inline Vec times_power_of_two(Vec a, Vec power) {
 inline Vec zero_below(Vec x, Vec bound, Vec value) {
   return Vec{_mm256_and_ps(_mm256_cmp_ps(x.lanes, bound.lanes, _CMP_NLT_UQ), value.lanes)};
 }
+// A bit for each lane in which x is not below the bound.
+inline uint32_t at_least(Vec x, Vec bound) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.lanes, bound.lanes, _CMP_NLT_UQ)));
+}
 inline Vec operator-(Vec a, Vec b) { return Vec{_mm256_sub_ps(a.lanes, b.lanes)}; }
 inline Vec operator+(Vec a, Vec b) { return Vec{_mm256_add_ps(a.lanes, b.lanes)}; }
 inline Vec operator*(Vec a, Vec b) { return Vec{_mm256_mul_ps(a.lanes, b.lanes)}; }

@@ -44,6 +44,8 @@ inline Vec times_power_of_two(Vec a, Vec power) { return Vec{_mm512_scalef_ps(a.
 inline Vec zero_below(Vec x, Vec bound, Vec value) {
   return Vec{_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.lanes, bound.lanes, _CMP_NLT_UQ), value.lanes)};
 }
+// A bit for each lane in which x is not below the bound.
+inline uint32_t at_least(Vec x, Vec bound) { return _mm512_cmp_ps_mask(x.lanes, bound.lanes, _CMP_NLT_UQ); }
 inline Vec operator-(Vec a, Vec b) { return Vec{_mm512_sub_ps(a.lanes, b.lanes)}; }
 inline Vec operator+(Vec a, Vec b) { return Vec{_mm512_add_ps(a.lanes, b.lanes)}; }
 inline Vec operator*(Vec a, Vec b) { return Vec{_mm512_mul_ps(a.lanes, b.lanes)}; }

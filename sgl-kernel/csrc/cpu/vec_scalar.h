@@ -69,6 +69,13 @@ inline Vec zero_below(Vec x, Vec bound, Vec value) {
   return value;
 }
 
+// A bit for each lane in which x is not below the bound.
+inline uint32_t at_least(Vec x, Vec bound) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < Vec::width; ++i) found |= static_cast<uint32_t>(!(x.lane[i] < bound.lane[i])) << i;
+  return found;
+}
+
 inline Vec operator-(Vec a, Vec b) {
   for (int64_t i = 0; i < Vec::width; ++i) a.lane[i] -= b.lane[i];
   return a;

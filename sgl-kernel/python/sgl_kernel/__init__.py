@@ -14,6 +14,7 @@ from sgl_kernel import (
     embedding,
     linear,
     linear_int8,
+    logprobs,
     record,
     sampling,
     shm,
@@ -23,7 +24,7 @@ from sgl_kernel.norm import fused_add_rmsnorm, rmsnorm, rmsnorm_heads
 
 #: Raised with each change of what callers see: an operator, its arguments, or how packed numbers lie. An
 #: engine asks for the one that it was written for.
-INTERFACE = 2
+INTERFACE = 3
 
 __all__ = [
     "INTERFACE",
@@ -35,6 +36,7 @@ __all__ = [
     "isa_level",
     "linear",
     "linear_int8",
+    "logprobs",
     "record",
     "rmsnorm",
     "rmsnorm_heads",

@@ -1,4 +1,4 @@
-"""Owns the draw of tokens from logits and the mask of a grammar: the calls, and the reference of the mask.
+"""Owns the step from logits to tokens and the mask of a grammar: the calls, and the reference of the mask.
 
 Read by the sampler of the engine and by the tests. The reference of a draw is the engine's own definition,
 `sglang.kernels.draw_token.draw_reference`, whose stream of random numbers is computed here too.
@@ -9,18 +9,21 @@ from __future__ import annotations
 import torch
 
 
-def draw_tokens(
-    logits: torch.Tensor, limits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+def sample_rows(
+    logits: torch.Tensor, limits: torch.Tensor, streams: torch.Tensor, *, is_masked: bool = False
 ) -> torch.Tensor:
-    """A token for each row of float32 logits [rows, vocab]: int64 [rows].
+    """A token for each row of float32 logits [rows, vocab]: int64 [2, rows], ids and failures.
 
-    limits: float64 [rows, 4], temperature (above 0), top_k (0 or less: all), top_p, min_p. seeds and
-    positions: int64 [rows], a seed being 64 bits; the draw is a pure function of them and of the row. A row
-    has a finite logit, and the others are finite or minus infinity.
+    limits: float64 [rows, 4], temperature (above 0), top_k (0 or less: all), top_p, min_p; with a top_k of 1
+    it is the lowest id of the highest logit. streams: int64 [2, rows], seeds of 64 bits and positions: a draw
+    is a pure function of these and of the row.
+
+    A row has failure 1 where a logit is not finite. Where rows are masked, minus infinity is no failure, and
+    a row from which nothing can be drawn has failure 2. The id of a row that failed is 0.
     """
-    ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    torch.ops.sgl_kernel.draw_tokens(logits, limits, seeds, positions, ids)
-    return ids
+    out = torch.empty_like(streams)
+    torch.ops.sgl_kernel.sample_rows(logits, limits, streams, is_masked, out)
+    return out
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -44,15 +47,11 @@ def apply_token_bitmask_reference(
     return masked
 
 
-@torch.library.register_fake("sgl_kernel::draw_tokens")
-def _draw_tokens_fake(
-    logits: torch.Tensor,
-    limits: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    ids: torch.Tensor,
+@torch.library.register_fake("sgl_kernel::sample_rows")
+def _sample_rows_fake(
+    logits: torch.Tensor, limits: torch.Tensor, streams: torch.Tensor, is_masked: bool, out: torch.Tensor
 ) -> None:
-    """Only writes into `ids`."""
+    """Only writes into `out`."""
 
 
 @torch.library.register_fake("sgl_kernel::apply_token_bitmask")

@@ -134,14 +134,27 @@ class ForwardBatch:
 
 @dataclass(slots=True)
 class DrawnTokens:
-    """What the sampler gave, one entry a row of logits; a device may still be computing the tensors.
+    """What the sampler gave, one entry a row of logits; a device may still be computing the tensor.
 
-    `failures` are indices into `ROW_FAILURES`. The token of a failed row means nothing.
+    `rows` int64 [2, rows]: token ids, and indices into `ROW_FAILURES`. The token of a failed row means
+    nothing.
     """
 
-    token_ids: torch.Tensor  # [rows]
-    failures: torch.Tensor  # [rows]
+    rows: torch.Tensor
     logprobs: list[TokenLogprob | None]
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        return self.rows[0]
+
+    @property
+    def failures(self) -> torch.Tensor:
+        return self.rows[1]
+
+    def read(self) -> tuple[list[int], list[int]]:
+        """Wait for the tokens: their ids, and the failures."""
+        ids, failures = self.rows.tolist()
+        return ids, failures
 
 
 @dataclass(slots=True)
@@ -176,9 +189,7 @@ class GenerationBatchResult:
         if self.drawn is None:
             return
         drawn, self.drawn = self.drawn, None
-        for b, token_id, failure, logprob in zip(
-            self.drawing, drawn.token_ids.tolist(), drawn.failures.tolist(), drawn.logprobs, strict=True
-        ):
+        for b, token_id, failure, logprob in zip(self.drawing, *drawn.read(), drawn.logprobs, strict=True):
             self.failures[b] = self.failures[b] or ROW_FAILURES[failure]
             if self.failures[b] is None:
                 self.next_token_ids[b] = [token_id]

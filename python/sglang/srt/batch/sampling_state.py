@@ -21,7 +21,7 @@ class SamplingState:
     stop ids; empty of EOS with ignore_eos); they are suppressed until `min_new_tokens` tokens exist.
     """
 
-    __slots__ = ("counts", "end_ids", "num_output", "params", "seed")
+    __slots__ = ("_has_changes", "counts", "end_ids", "num_output", "params", "seed")
 
     def __init__(self, params: SamplingParams, seed: int, end_ids: Iterable[int]) -> None:
         self.params = params
@@ -29,6 +29,7 @@ class SamplingState:
         self.end_ids = frozenset(end_ids)
         self.counts: dict[int, int] = {}
         self.num_output = 0
+        self._has_changes = bool(params.logit_bias) or params.has_penalties
 
     def append(self, token_id: int) -> None:
         """Record one produced token."""
@@ -50,14 +51,11 @@ class SamplingState:
         return self.num_output < self.params.min_new_tokens
 
     @property
+    def changes_logits(self) -> bool:
+        """True when a penalty, bias or suppression applies before the draw."""
+        return self._has_changes or self.suppresses_end
+
+    @property
     def is_plain_greedy(self) -> bool:
-        """True when the draw is the argmax of the raw logits: no penalty, bias or suppression applies."""
-        p = self.params
-        return (
-            p.is_greedy
-            and not p.logit_bias
-            and p.frequency_penalty == 0.0
-            and p.presence_penalty == 0.0
-            and p.repetition_penalty == 1.0
-            and not self.suppresses_end
-        )
+        """True when the draw is the argmax of the raw logits."""
+        return self.params.is_greedy and not self.changes_logits

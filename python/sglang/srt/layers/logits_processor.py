@@ -17,7 +17,7 @@ from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.spec_input import SpecInput
 from sglang.srt.layers.communicator import head_spans_replicas
 from sglang.srt.layers.exchange.dp_gather import gather_rows
-from sglang.srt.layers.token_logprobs import token_logprobs
+from sglang.srt.layers.token_logprobs import ScoredToken, token_logprobs
 from sglang.srt.messages.io_struct import TokenLogprob
 from sglang.srt.runtime_context import get_parallel
 
@@ -79,8 +79,9 @@ class _PromptRows:
             self.failed = True
             return
         targets = self.wanted.targets[first - self.start : last - self.start]
-        logprobs = torch.log_softmax(own, dim=-1)
-        self.entries += token_logprobs(logprobs, targets, [self.wanted] * len(targets))
+        self.entries += token_logprobs(
+            own, [ScoredToken(target, row, self.wanted) for row, target in enumerate(targets)]
+        )
 
 
 class LogitsProcessor:

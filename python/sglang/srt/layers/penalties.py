@@ -35,9 +35,7 @@ def _penalise(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
     minus: list[float] = []
     for b, state in enumerate(states):
         p = state.params
-        if not state.counts or (
-            p.repetition_penalty == 1.0 and p.frequency_penalty == 0.0 and p.presence_penalty == 0.0
-        ):
+        if not state.counts or not p.has_penalties:
             continue
         at += [b] * len(state.counts)
         ids += state.counts

@@ -1,7 +1,7 @@
 """Owns the step from logits to tokens: adjustment, greedy choice or draw, log-probabilities, failed rows.
 
 Read by the tensor-parallel worker and by the acceptance rules of drafts. A row's result depends on its own
-logits, parameters, output ids and seed and on nothing else; it must not keep state between steps.
+logits, parameters, output ids and seed and on nothing else, whatever steps came before.
 """
 
 from __future__ import annotations
@@ -10,22 +10,35 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sglang.kernels.sample_tokens import best_tokens, draw_tokens
-from sglang.srt.batch.forward_batch import ROW_FAILURES, DrawnTokens
+from sglang.kernels.sample_tokens import (
+    NOT_FINITE,
+    NOTHING_TO_DRAW,
+    RowDraw,
+    RowDraws,
+    best_tokens,
+    sample_rows,
+)
+from sglang.srt.batch.forward_batch import DrawnTokens
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.layers.penalties import adjust_logits
-from sglang.srt.layers.token_logprobs import token_logprobs
+from sglang.srt.layers.token_logprobs import ScoredToken, token_logprobs
 from sglang.srt.messages.io_struct import TokenLogprob
-
-_FINE, _NOT_FINITE, _NOTHING_LEFT = range(len(ROW_FAILURES))
 
 #: Takes tokens away from rows of logits [rows, vocab] in place (minus infinity), after penalties and bias.
 RowMask = Callable[[torch.Tensor], None]
 
 
 class Sampler:
-    """Draws one token for each row of logits."""
+    """Draws one token for each row of logits.
+
+    How rows are drawn is kept in the form that the draw takes, for as long as the rows are those of the same
+    sequences.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[SamplingState] = []
+        self._draws = RowDraws([])
 
     def __call__(
         self,
@@ -34,40 +47,35 @@ class Sampler:
         logprob_requests: Sequence[LogprobRequest | None] | None = None,
         mask: RowMask | None = None,
     ) -> DrawnTokens:
-        """logits [rows, vocab], float32; they are overwritten.
+        """logits [rows, vocab], float32.
 
-        Where every row is plain greedy and none is masked or asks for log-probabilities, nothing here waits
-        for the device, and the logits stay as they are.
+        They stay as they are where nothing changes them (no penalty, bias, suppressed end or mask) and no
+        log-probability is asked for; else they are overwritten. Where all rows are greedy besides, nothing
+        here waits for the device.
         """
-        requests = logprob_requests or [None] * len(states)
-        if mask is None and not any(requests) and all(state.is_plain_greedy for state in states):
-            ids, finite = best_tokens(logits)
-            return DrawnTokens(ids, _failures(finite), [None] * len(states))
+        wants_logprobs = logprob_requests is not None and any(logprob_requests)
+        if mask is None and not wants_logprobs and not any(state.changes_logits for state in states):
+            return DrawnTokens(self._sample(logits, states), [None] * len(states))
         failures = prepare_rows(logits, states, mask)
-        token_ids = self._choose(logits, states)
-        return DrawnTokens(token_ids, failures, row_logprobs(logits, states, token_ids, failures, requests))
+        ids = self._sample(logits, states, is_masked=True)[0]
+        logprobs = row_logprobs(logits, states, ids, failures, logprob_requests or [None] * len(states))
+        return DrawnTokens(torch.stack((ids, failures)), logprobs)
 
-    @staticmethod
-    def _choose(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
-        drawn = [b for b, state in enumerate(states) if not state.params.is_greedy]
-        if not drawn:
-            return best_tokens(logits)[0]
-        params = [states[b].params for b in drawn]
-        everywhere = len(drawn) == len(states)
-        picked = draw_tokens(
-            logits if everywhere else logits[drawn],
-            temperature=[p.temperature for p in params],
-            top_k=[p.top_k for p in params],
-            top_p=[p.top_p for p in params],
-            min_p=[p.min_p for p in params],
-            seeds=[states[b].seed for b in drawn],
-            positions=[states[b].num_output for b in drawn],
-        )
-        if everywhere:
-            return picked
-        ids = best_tokens(logits)[0]
-        ids[drawn] = picked
-        return ids
+    def _sample(
+        self, logits: torch.Tensor, states: Sequence[SamplingState], *, is_masked: bool = False
+    ) -> torch.Tensor:
+        if states != self._states:
+            self._states = list(states)
+            self._draws = RowDraws([_draw_of(state) for state in states])
+        positions = [state.num_output for state in states]
+        return sample_rows(logits, self._draws, positions, is_masked=is_masked)
+
+
+def _draw_of(state: SamplingState) -> RowDraw:
+    p = state.params
+    if p.is_greedy:
+        return RowDraw(temperature=1.0, top_k=1, top_p=1.0, min_p=0.0, seed=state.seed)
+    return RowDraw(p.temperature, p.top_k, p.top_p, p.min_p, state.seed)
 
 
 def prepare_rows(
@@ -77,26 +85,22 @@ def prepare_rows(
 
     The result holds indices into `ROW_FAILURES`. The logits of a failed row are made harmless.
     """
-    failures = _failures(best_tokens(logits)[1])
+    failures = torch.where(best_tokens(logits)[1], 0, NOT_FINITE)
     _blank(logits, failures)
-    if mask is None and all(state.is_plain_greedy for state in states):
+    if mask is None and not any(state.changes_logits for state in states):
         return failures
     adjust_logits(logits, states)
     if mask is not None:
         mask(logits)
     left = torch.isfinite(logits.amax(dim=-1))
-    failures = failures.where(left | (failures != _FINE), _NOTHING_LEFT)
+    failures = failures.where(left | (failures != 0), NOTHING_TO_DRAW)
     _blank(logits, failures)
     return failures
 
 
-def _failures(finite: torch.Tensor) -> torch.Tensor:
-    return torch.where(finite, _FINE, _NOT_FINITE)
-
-
 def _blank(logits: torch.Tensor, failures: torch.Tensor) -> None:
     """Make the logits of failed rows harmless."""
-    failed = failures != _FINE
+    failed = failures != 0
     if bool(failed.any()):
         logits[failed] = 0.0
 
@@ -119,14 +123,11 @@ def row_logprobs(
     asking = [(b, request) for b, request in enumerate(requests) if request is not None and not failed[b]]
     if not asking:
         return entries
-    rows = [b for b, _ in asking]
-    divisors = [1.0 if (p := states[b].params).is_greedy else p.temperature for b in rows]
-    scaled = logits[rows]
-    scaled -= scaled.amax(dim=-1, keepdim=True)  # else a small temperature lifts the best one to infinity
-    scaled /= torch.tensor(divisors, dtype=logits.dtype, device=logits.device)[:, None]
-    found = token_logprobs(
-        torch.log_softmax(scaled, dim=-1), token_ids[rows].tolist(), [request for _, request in asking]
-    )
-    for b, entry in zip(rows, found, strict=True):
-        entries[b] = entry
+    ids = token_ids.tolist()
+    tokens = [
+        ScoredToken(ids[b], b, request, 1.0 if (p := states[b].params).is_greedy else p.temperature)
+        for b, request in asking
+    ]
+    for token, entry in zip(tokens, token_logprobs(logits, tokens), strict=True):
+        entries[token.row] = entry
     return entries

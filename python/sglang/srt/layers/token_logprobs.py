@@ -7,54 +7,55 @@ not change logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
+from sglang.kernels.top_logprobs import AskedRow, top_logprobs
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.messages.io_struct import LOGPROB_FLOOR, TokenLogprob
 
+__all__ = ["ScoredToken", "token_logprobs"]
 
-def token_logprobs(
-    logprobs: torch.Tensor, token_ids: Sequence[int], requests: Sequence[LogprobRequest]
-) -> list[TokenLogprob]:
-    """One entry a row of logprobs [rows, vocab]: the value of `token_ids[row]` and what `requests[row]` asks.
+
+class ScoredToken(NamedTuple):
+    """A token, the row of logits that gave it, the temperature it is scored at, and what is asked there."""
+
+    token_id: int
+    row: int
+    request: LogprobRequest
+    temperature: float = 1.0
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[ScoredToken]) -> list[TokenLogprob]:
+    """One entry a token out of logits [rows, vocab]: its value and what its request asks.
 
     A token's value and its entry among the alternatives are the same float.
     """
-    rows = torch.arange(len(token_ids), device=logprobs.device)
-    own = logprobs[rows, torch.tensor(token_ids, device=logprobs.device)].tolist()
-    top = _top(logprobs, [request.top_num for request in requests])
+    found = top_logprobs(
+        logits,
+        [
+            AskedRow(
+                one.row, one.temperature, (one.token_id, *(one.request.token_ids or ())), one.request.top_num
+            )
+            for one in tokens
+        ],
+    )
     entries = []
-    for row, (value, token_id, request) in enumerate(zip(own, token_ids, requests, strict=True)):
-        chosen = None
-        if request.token_ids is not None:
-            values = logprobs[row, torch.tensor(request.token_ids, dtype=torch.int64)].tolist()
-            chosen = [(_floored(v), i) for v, i in zip(values, request.token_ids, strict=True)]
-        entries.append(TokenLogprob(logprob=_floored(value), token_id=token_id, top=top[row], chosen=chosen))
+    for token, (own, top, top_ids) in zip(tokens, found, strict=True):
+        chosen = token.request.token_ids
+        entries.append(
+            TokenLogprob(
+                logprob=_floored(own[0]),
+                token_id=token.token_id,
+                top=[(_floored(v), i) for v, i in zip(top, top_ids, strict=True)] if top else None,
+                chosen=None
+                if chosen is None
+                else [(_floored(v), i) for v, i in zip(own[1:], chosen, strict=True)],
+            )
+        )
     return entries
 
 
 def _floored(value: float) -> float:
     return max(value, LOGPROB_FLOOR)
-
-
-def _top(logprobs: torch.Tensor, counts: list[int]) -> list[list[tuple[float, int]] | None]:
-    """The `counts[row]` best tokens, best first, the lower id first where two are equal; None for none."""
-    most = min(max(counts, default=0), logprobs.shape[1])
-    if most == 0:
-        return [None] * len(counts)
-    best = torch.topk(logprobs, most, dim=-1)
-    values, ids = best.values.tolist(), best.indices.tolist()
-    result: list[list[tuple[float, int]] | None] = []
-    for row, count in enumerate(counts):
-        if count == 0:
-            result.append(None)
-            continue
-        count = min(count, most)
-        last = values[row][count - 1]
-        # topk takes any of the tokens that share the last value; we list the lowest ids.
-        ranked = [(v, i) for v, i in zip(values[row], ids[row], strict=True) if v > last]
-        level = (logprobs[row] == last).nonzero()[:, 0][: count - len(ranked)].tolist()
-        ranked.sort(key=lambda entry: (-entry[0], entry[1]))
-        result.append([(_floored(v), i) for v, i in ranked + [(last, i) for i in level]])
-    return result

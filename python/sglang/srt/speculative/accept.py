@@ -140,8 +140,7 @@ def follow(
         _follow_best(sampler, plain, logits, tree.num_nodes, everyone=len(plain) == len(walks))
 
     def draw(rows: torch.Tensor, under_way: list[Walk]) -> tuple[list[int], list[int]]:
-        drawn = sampler(rows, [walk.state for walk in under_way], mask=mask_of_rows(mask, under_way))
-        return drawn.token_ids.tolist(), drawn.failures.tolist()
+        return sampler(rows, [walk.state for walk in under_way], mask=mask_of_rows(mask, under_way)).read()
 
     walk_levels([walk for walk in walks if walk.under_way], logits, tree.num_nodes, draw)
     return [walk.result() for walk in walks]
@@ -154,8 +153,7 @@ def _follow_best(
     if not everyone:
         rows = [walk.request * num_nodes + node for walk in walks for node in range(num_nodes)]
         logits = logits[torch.tensor(rows, device=logits.device)]
-    drawn = sampler(logits, [walk.state for walk in walks for _ in range(num_nodes)])
-    best, failures = drawn.token_ids.tolist(), drawn.failures.tolist()
+    best, failures = sampler(logits, [walk.state for walk in walks for _ in range(num_nodes)]).read()
     for place, walk in enumerate(walks):
         while walk.under_way:
             row = place * num_nodes + walk.node

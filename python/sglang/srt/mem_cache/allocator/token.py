@@ -7,9 +7,13 @@ while there are blocks. It must not know requests.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from sglang.srt.mem_cache.allocator.base import SlotAllocator
+
+logger = logging.getLogger(__name__)
 
 #: Slots of a block: what a register of the kernels takes together (`sgl_kernel.attention.KV_BLOCK_SLOTS`).
 BLOCK = 16
@@ -29,6 +33,7 @@ class TokenSlotAllocator(SlotAllocator):
         self._num_blocks = (num_slots + 1) // BLOCK
         self._cursor = self._num_blocks  # blocks from here on were looked through last
         self._no_block = False  # since pages were given back last
+        self._said_scattered = False
 
     def pages_to_extend(self, start: int, end: int) -> int:
         return end - start
@@ -46,6 +51,7 @@ class TokenSlotAllocator(SlotAllocator):
             return more
         run = self._blocks_for(start, end, int(more[-1]) if len(more) else last_slot)
         if run is None:
+            self._say_scattered()
             run = self._pages.take(end - start, together=True)
             assert run is not None
         else:
@@ -131,4 +137,17 @@ class TokenSlotAllocator(SlotAllocator):
                 return int(blocks[-1]) * BLOCK + position % BLOCK, True
             self._cursor = first or self._num_blocks
         self._no_block = True
+        self._say_scattered()
         return self._pages.any_free(), False
+
+    def _say_scattered(self) -> None:
+        if not self._said_scattered:
+            self._said_scattered = True
+            logger.warning(
+                "Slots lie singly from now on, and attention reads them slower: %d of %d are free, and not "
+                "enough blocks of %d neighbours among them. A larger pool (--mem-fraction-static, "
+                "--max-total-tokens) or fewer requests at once (--max-running-requests) would help.",
+                len(self._pages),
+                self.size,
+                BLOCK,
+            )

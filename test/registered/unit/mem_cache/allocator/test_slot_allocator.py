@@ -32,6 +32,19 @@ def test_scattered_pages_serve_when_no_run_is_long_enough() -> None:
     assert allocator.alloc_extend(0, 1, 0) is None
 
 
+def test_slots_that_lie_singly_for_want_of_blocks_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    allocator = make_slot_allocator(64, 1)
+    slots = allocator.alloc_extend(0, 48, 0)
+    assert slots is not None and not caplog.records  # three blocks of neighbours
+    for step in range(3):
+        assert allocator.alloc_decode(np.array([step]), np.array([0]), np.array([0])) is not None
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and "not enough blocks of 16 neighbours" in said[0], said
+    prompts = make_slot_allocator(64, 1)
+    prompts.alloc_extend(0, 60, 0)
+    assert len(caplog.records) == 2
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_an_ask_that_does_not_fit_takes_nothing(page_size: int) -> None:
     allocator = make_slot_allocator(4, page_size)

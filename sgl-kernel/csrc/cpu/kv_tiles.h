@@ -2,9 +2,25 @@
 // how a block lies in memory is KvBlock's word (ops.h). It must not know requests and masks.
 #pragma once
 
+#include "kv_bytes.h"
 #include "vec.h"
 
 SGL_KERNEL_BEGIN
+
+// What queries are multiplied with keys of a cache as, what their products are summed in, and what a block has of one key in a row.
+template <typename Cache>
+struct Scores {
+  using Query = Cache;
+  using Sum = Vec;
+  using Lane = uint32_t;
+};
+
+template <>
+struct Scores<int8_t> {
+  using Query = int16_t;
+  using Sum = WholeSums;
+  using Lane = uint16_t;
+};
 
 // Adds the products of `Count` queries, kMostHeadDim apart, with `Strips` registers of keys, dimension by dimension.
 template <int64_t Count, int64_t Strips>
@@ -63,10 +79,29 @@ inline void add_products(const bf16* const* strips, const bf16* q, int64_t dim, 
 
 #endif
 
+template <int64_t Count, int64_t Strips>
+inline void add_products(const int8_t* const* strips, const int16_t* q, int64_t dim, WholeSums (&sums)[Count][Strips]) {
+  for (int64_t pair = 0; 2 * pair < dim; ++pair) {
+    BytePairs keys[Strips];
+#pragma GCC unroll 8
+    for (int64_t t = 0; t < Strips; ++t) {
+      keys[t] = BytePairs::load(strips[t] + pair * 2 * kBlockSlots);
+      keys[t].keep();
+    }
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < Count; ++i) {
+      const BytePairs value = BytePairs::same(q + i * kMostHeadDim + 2 * pair);
+#pragma GCC unroll 8
+      for (int64_t t = 0; t < Strips; ++t) add_two_products(sums[i][t], value, keys[t]);
+    }
+  }
+}
+
 // Some dimensions of two values, and their weighted sum.
 template <typename T>
 struct Values {
   using Weight = float;
+  using Sum = Vec;
   struct Both {
     Vec one, other;
   };
@@ -98,6 +133,7 @@ struct Values {
 template <>
 struct Values<bf16> {
   using Weight = bf16;
+  using Sum = Vec;
   __m512i both;
 
   static Values neighbours(const bf16* value, int64_t) { return {_mm512_loadu_si512(value)}; }
@@ -121,26 +157,56 @@ struct Values<bf16> {
 
 #endif
 
-// Fills `to` [rows, 16] with the keys of `count` slots, of which blocks[i] [rows, 16] is the block; a lane has 32 bits. What lies
-// behind the last one may be anything.
+template <>
+struct Values<int8_t> {
+  using Weight = int16_t;
+  using Sum = WholeSums;
+  BytePairs both;
+
+  static Values neighbours(const int8_t* value, int64_t) { return {BytePairs::load(value)}; }
+  static Values apart(const int8_t* one, int64_t slot, const int8_t* other, int64_t next) {
+    const BytePairs low = BytePairs::load(one - slot % 2), high = BytePairs::load(other - next % 2);
+    return {BytePairs::of(low, slot % 2 != 0, high, next % 2 != 0)};
+  }
+
+  static BytePairs weight(const int16_t* weights) { return BytePairs::same(weights); }
+  WholeSums add(const BytePairs& weight, WholeSums sum) const {
+    add_two_products(sum, weight, both);
+    return sum;
+  }
+};
+
+// Fills `to` [rows, 16] with the keys of `count` slots, of which blocks[i] [rows, 16] is the block; a lane has 32 bits, or 16. What
+// lies behind the last one may be anything.
 #if defined(SGL_ISA_avx512) || defined(SGL_ISA_avx512_vnni_bf16)
 
-inline void put_in_order(const uint32_t* const (&blocks)[kBlockSlots], const int64_t* slots, int64_t count, int64_t rows, uint32_t* to) {
+// Of a row of two blocks the lanes `places`, the second block's counted on; those of the mask are written.
+inline void pick_lanes(const uint32_t* one, const uint32_t* other, __m512i places, __mmask16 mask, uint32_t* to) {
+  const __m512i first = _mm512_loadu_si512(one), second = _mm512_loadu_si512(other);
+  _mm512_mask_storeu_epi32(to, mask, _mm512_permutex2var_epi32(first, places, second));
+}
+inline void pick_lanes(const uint16_t* one, const uint16_t* other, __m512i places, __mmask16 mask, uint16_t* to) {
+  const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(one));
+  const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(other));
+  _mm256_mask_storeu_epi16(to, mask, _mm256_permutex2var_epi16(first, _mm512_cvtepi32_epi16(places), second));
+}
+
+template <typename Lane>
+inline void put_in_order(const Lane* const (&blocks)[kBlockSlots], const int64_t* slots, int64_t count, int64_t rows, Lane* to) {
   alignas(64) int32_t lanes[kBlockSlots] = {};
   for (int64_t i = 0; i < count; ++i) lanes[i] = static_cast<int32_t>(slots[i] % kBlockSlots);
   const __m512i from = _mm512_load_si512(lanes);
   for (uint32_t left = (1u << count) - 1; left != 0;) {  // two blocks at a time: a run of slots touches no more
-    const uint32_t* one = blocks[__builtin_ctz(left)];
+    const Lane* one = blocks[__builtin_ctz(left)];
     uint32_t of_one = 0, of_other = 0;
     for (int64_t i = 0; i < count; ++i) of_one |= static_cast<uint32_t>(blocks[i] == one) << i;
     const uint32_t rest = left & ~of_one;
-    const uint32_t* other = rest != 0 ? blocks[__builtin_ctz(rest)] : one;
+    const Lane* other = rest != 0 ? blocks[__builtin_ctz(rest)] : one;
     for (int64_t i = 0; i < count; ++i) of_other |= static_cast<uint32_t>(rest != 0 && blocks[i] == other) << i;
     const __m512i places = _mm512_mask_add_epi32(from, static_cast<__mmask16>(of_other), from, _mm512_set1_epi32(kBlockSlots));
     const __mmask16 both = static_cast<__mmask16>(of_one | of_other);
     for (int64_t row = 0; row < rows; ++row) {
-      const __m512i first = _mm512_loadu_si512(one + row * kBlockSlots), second = _mm512_loadu_si512(other + row * kBlockSlots);
-      _mm512_mask_storeu_epi32(to + row * kBlockSlots, both, _mm512_permutex2var_epi32(first, places, second));
+      pick_lanes(one + row * kBlockSlots, other + row * kBlockSlots, places, both, to + row * kBlockSlots);
     }
     left = rest & ~of_other;
   }
@@ -148,10 +214,11 @@ inline void put_in_order(const uint32_t* const (&blocks)[kBlockSlots], const int
 
 #else
 
-inline void put_in_order(const uint32_t* const (&blocks)[kBlockSlots], const int64_t* slots, int64_t count, int64_t rows, uint32_t* to) {
+template <typename Lane>
+inline void put_in_order(const Lane* const (&blocks)[kBlockSlots], const int64_t* slots, int64_t count, int64_t rows, Lane* to) {
   for (int64_t i = 0; i < count; ++i) {
-    const uint32_t* from = blocks[i] + slots[i] % kBlockSlots;
-    for (int64_t row = 0; row < rows; ++row) __builtin_memcpy(to + row * kBlockSlots + i, from + row * kBlockSlots, sizeof(uint32_t));
+    const Lane* from = blocks[i] + slots[i] % kBlockSlots;
+    for (int64_t row = 0; row < rows; ++row) __builtin_memcpy(to + row * kBlockSlots + i, from + row * kBlockSlots, sizeof(Lane));
   }
 }
 

@@ -95,28 +95,47 @@ constexpr int64_t kMostQueries = 48;
 constexpr int64_t kMostHeadDim = 256;
 
 // How the cache holds keys and values: blocks of 16 slots, planes of blocks, `padded_dim` numbers a slot. Keys: for each dimension
-// (two of them at 16 bits) one number of each slot, so that scores need no sums across a register. Values: the dimensions of a
-// slot in order, at 16 bits those of two slots in turn, as a product of pairs wants them.
+// (two of them at 16 and 8 bits) one number of each slot, so that scores need no sums across a register. Values: the dimensions of a
+// slot in order, at 16 and 8 bits those of two slots in turn, as a product of pairs wants them. Behind 8 bits lie 16 scales: a number
+// is its byte times the scale of its slot (not a number, where the slot holds what is not finite).
 constexpr int64_t kBlockSlots = 16;
 
 template <typename T>
 struct KvBlock {
-  static constexpr int64_t together = 4 / static_cast<int64_t>(sizeof(T));
+  static constexpr bool has_scales = sizeof(T) == 1;
+  static constexpr int64_t together = sizeof(T) == 4 ? 1 : 2;
 
+  // Numbers of T from one block to the next.
+  static constexpr int64_t size(int64_t padded_dim) {
+    return kBlockSlots * padded_dim + (has_scales ? kBlockSlots * static_cast<int64_t>(sizeof(float)) : 0);
+  }
   static constexpr int64_t key_place(int64_t slot, int64_t d) {
     return (d / together * kBlockSlots + slot) * together + d % together;
   }
   static constexpr int64_t value_place(int64_t slot, int64_t d, int64_t padded_dim) {
     return (slot / together * padded_dim + d) * together + slot % together;
   }
+  static const float* scales(const T* block, int64_t padded_dim) {
+    return reinterpret_cast<const float*>(block + kBlockSlots * padded_dim);
+  }
+};
+
+// The new keys and values of some rows go to their slots. What is not finite makes the scale of an 8-bit row not a number.
+template <typename T, typename Cache = T>
+struct StoreKv {
+  const T* k;  // [rows, heads, dim], rows `k_stride` apart
+  const T* v;
+  Cache* kv;             // as in PagedAttention
+  const int64_t* slots;  // [rows]
+  int64_t k_stride, v_stride, heads, dim, padded_dim, blocks;
 };
 
 // Attention of some rows of each request over its slots of the cache. Row r of request b is at `first_rows[b] + r`; it sees the
 // keys up to its own, which is `lengths[b] - rows of b + r`, or what `tail_mask` says of the last `tail` ones.
-template <typename T>
+template <typename T, typename Cache = T>
 struct PagedAttention {
   const T* q;                  // [rows, heads, dim], rows `q_stride` apart
-  const T* kv;                 // [2 * kv heads, blocks, 16 * padded_dim], as KvBlock says: all key heads, then all value heads
+  const Cache* kv;             // [2 * kv heads, blocks, size of a block], as KvBlock says: all key heads, then all value heads
   const int64_t* table;        // [table rows, table_stride]: the slots of a request in order
   const int64_t* table_rows;   // [requests]
   const int64_t* first_rows;   // [requests + 1]
@@ -125,6 +144,7 @@ struct PagedAttention {
   T* out;                      // [rows, heads * dim]
   int64_t requests, heads, kv_heads, dim, padded_dim, blocks, table_stride, q_stride, width, tail;
   float scale;
+  float* pieces;  // where chunks of keys are computed apart: what each gave, `piece_size` floats (see attention.cpp); else null
 };
 
 // A token of each row of logits: the best one where top_k is 1, else a draw within the limits. A row with a number that is not finite
@@ -189,21 +209,20 @@ struct Reduction {
   Reduce op;
 };
 
-// Floats from the scores of one query to those of the next, with room for a register behind the last key.
-constexpr int64_t score_stride(int64_t keys) { return (keys + 16 + 15) / 16 * 16; }
+// Keys whose weighted values are summed for themselves, before the sums of all such chunks are joined in their order.
+constexpr int64_t kChunkKeys = 256;
 
-// Queries of one pass over so many keys: their scores stay in the second cache where even one row's do; a row has `groups` of them.
-constexpr int64_t attention_queries(int64_t keys, int64_t groups) {
-  const int64_t fitting = (512 << 10) / (score_stride(keys) * 4);
-  const int64_t most = fitting < kMostQueries ? fitting : kMostQueries;
-  return most < groups ? groups : most;
-}
+constexpr int64_t chunks_of(int64_t keys) { return (keys + kChunkKeys - 1) / kChunkKeys; }
 
-// Bytes of scratch that one share of attention needs.
-constexpr int64_t attention_scratch_bytes(int64_t most_keys, int64_t groups) {
-  const int64_t small = 512 << 10, one_row = groups * score_stride(most_keys) * 4;
-  const int64_t runs = score_stride(most_keys) / kBlockSlots * 8;
-  return runs + (small > one_row ? small : one_row);
+// Floats that one chunk gives for one query: its weighted values, the highest score and the sum of the weights.
+constexpr int64_t piece_size(int64_t padded_dim) { return padded_dim + 16; }
+
+// Floats from the scores of one query to those of the next: a chunk, what rows beside it see beyond, and whole groups of 64.
+constexpr int64_t score_stride(int64_t tail) { return (kChunkKeys + (tail > kMostQueries ? tail : kMostQueries) + 64 + 63) / 64 * 64; }
+
+// Bytes of scratch that one share of attention needs: slots of the keys of a row, where blocks lie, scales of values, scores.
+constexpr int64_t attention_scratch_bytes(int64_t tail) {
+  return score_stride(tail) * (8 + 8 + 4 + 4 * kMostQueries);
 }
 
 // Bytes of scratch that one share of a linear kernel needs.
@@ -220,6 +239,16 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void rmsnorm(const bf16* input, const bf16* weight, bf16* out, int64_t rows, int64_t hidden, float eps);             \
   void paged_attention(const PagedAttention<float>& call, void* scratch, int64_t part, int64_t parts);                \
   void paged_attention(const PagedAttention<bf16>& call, void* scratch, int64_t part, int64_t parts);                 \
+  void paged_attention(const PagedAttention<float, int8_t>& call, void* scratch, int64_t part, int64_t parts);        \
+  void paged_attention(const PagedAttention<bf16, int8_t>& call, void* scratch, int64_t part, int64_t parts);         \
+  void join_attention(const PagedAttention<float>& call);                                                             \
+  void join_attention(const PagedAttention<bf16>& call);                                                              \
+  void join_attention(const PagedAttention<float, int8_t>& call);                                                     \
+  void join_attention(const PagedAttention<bf16, int8_t>& call);                                                      \
+  void store_kv(const StoreKv<uint32_t>& call, int64_t begin, int64_t end);                                           \
+  void store_kv(const StoreKv<uint16_t>& call, int64_t begin, int64_t end);                                           \
+  void store_kv(const StoreKv<float, int8_t>& call, int64_t begin, int64_t end);                                      \
+  void store_kv(const StoreKv<bf16, int8_t>& call, int64_t begin, int64_t end);                                       \
   void linear_float(const Linear<float>& call, void* scratch, int64_t part, int64_t parts);                           \
   void linear_bf16(const Linear<bf16>& call, void* scratch, int64_t part, int64_t parts);                             \
   void linear_bf16(const Linear<bf16, float>& call, void* scratch, int64_t part, int64_t parts);                      \

@@ -8,7 +8,8 @@
 
 namespace sgl {
 
-// It grows to what the largest call needed, and is kept.
+// It grows to what the largest call needed, and is kept. Each `Use` has memory of its own.
+template <typename Use = void>
 inline void* scratch_of(int64_t bytes) {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }

@@ -22,6 +22,11 @@ constexpr double kProductsANanosecond = 50;
 constexpr double kBytesANanosecond = 10;
 // A share is short enough that a late thread holds nobody long.
 constexpr double kNanosecondsOfShare = 10e3;
+// So many passes for each thread are even enough without a cut through them.
+constexpr int64_t kPassesOfThread = 8;
+
+// Memory of the thread that calls, beside what its own share needs.
+struct Pieces;
 
 const int64_t* numbers_of(const Tensor& tensor, const char* name, int64_t dims) {
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous() && tensor.dim() == dims,
@@ -29,10 +34,19 @@ const int64_t* numbers_of(const Tensor& tensor, const char* name, int64_t dims) 
   return static_cast<const int64_t*>(tensor.const_data_ptr());
 }
 
+int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
+
+// A cache for heads of `dim` numbers, as KvBlock says.
+void check_cache(const Tensor& kv, int64_t dim, const char* name) {
+  const int64_t size = kv.scalar_type() == ScalarType::Char ? sgl::KvBlock<int8_t>::size(padded(dim)) : padded(dim) * sgl::kBlockSlots;
+  STD_TORCH_CHECK(kv.dim() == 3 && kv.is_contiguous() && kv.size(0) > 0 && kv.size(0) % 2 == 0 && kv.size(2) == size, name,
+                  ": kv is contiguous [2 * kv heads, blocks, 16 * dim], dim rounded up to 16; of int8 with 64 more a block");
+}
+
 // What the kernel would read outside of its arguments is refused, at each run of a recorded call too; the table's slots are the
 // caller's word.
-template <typename T>
-void check_requests(const sgl::PagedAttention<T>& call, int64_t rows, int64_t table_size) {
+template <typename Call>
+void check_requests(const Call& call, int64_t rows, int64_t table_size) {
   STD_TORCH_CHECK(call.first_rows[0] == 0 && call.first_rows[call.requests] == rows,
                   "paged_attention: first_rows goes from 0 to the ", rows, " rows of q");
   for (int64_t b = 0; b < call.requests; ++b) {
@@ -47,30 +61,50 @@ void check_requests(const sgl::PagedAttention<T>& call, int64_t rows, int64_t ta
   }
 }
 
-template <typename T>
-void attend(const sgl::PagedAttention<T>& call) {
-  int64_t products = 0, most_keys = 0;
+// Floats for what chunks of keys give, where these are computed apart; 0 where there are passes enough for all threads, or no
+// request has more than one chunk. A request must be one pass for each kv head.
+template <typename Call>
+int64_t floats_of_pieces(const Call& call, int64_t threads) {
+  int64_t pieces = 0, passes = 0, most_chunks = 0;
   for (int64_t b = 0; b < call.requests; ++b) {
-    most_keys = call.lengths[b] > most_keys ? call.lengths[b] : most_keys;
+    const int64_t rows = call.first_rows[b + 1] - call.first_rows[b], chunks = sgl::chunks_of(call.lengths[b]);
+    if (rows * (call.heads / call.kv_heads) > sgl::kMostQueries) return 0;
+    pieces += rows * call.heads * chunks;
+    passes += rows > 0 ? call.kv_heads : 0;
+    most_chunks = rows > 0 && chunks > most_chunks ? chunks : most_chunks;
+  }
+  const bool is_needed = passes % threads != 0 && passes < kPassesOfThread * threads && most_chunks > 1;
+  return is_needed ? pieces * sgl::piece_size(call.padded_dim) : 0;
+}
+
+template <typename T, typename Cache>
+void attend(sgl::PagedAttention<T, Cache> call) {
+  using Call = sgl::PagedAttention<T, Cache>;
+  using Kernel = void (*)(const Call&, void*, int64_t, int64_t);
+  using Join = void (*)(const Call&);
+  int64_t products = 0;
+  for (int64_t b = 0; b < call.requests; ++b) {
     products += 2 * (call.first_rows[b + 1] - call.first_rows[b]) * call.lengths[b] * call.heads * call.dim;
   }
-  using Kernel = void (*)(const sgl::PagedAttention<T>&, void*, int64_t, int64_t);
   const Kernel kernel = SGL_PICK(Kernel, paged_attention);
-  const int64_t bytes = sgl::attention_scratch_bytes(most_keys, call.heads / call.kv_heads);
+  const int64_t bytes = sgl::attention_scratch_bytes(call.tail);
   const double nanoseconds = static_cast<double>(products) / kProductsANanosecond;
   const int64_t threads = sgl::threads_worth(torch::stable::get_num_threads(), nanoseconds);
   if (threads == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
+  const int64_t floats = floats_of_pieces(call, threads);
+  if (floats > 0) call.pieces = static_cast<float*>(sgl::scratch_of<Pieces>(floats * static_cast<int64_t>(sizeof(float))));
   const int64_t wanted = static_cast<int64_t>(nanoseconds / kNanosecondsOfShare);
   const int64_t shares = wanted < threads ? threads : wanted < 8 * threads ? wanted : 8 * threads;
   sgl::for_shares(threads, shares, [&](int64_t share) { kernel(call, sgl::scratch_of(bytes), share, shares); });
+  if (floats > 0) SGL_PICK(Join, join_attention)(call);
 }
 
-template <typename T>
+template <typename T, typename Cache = T>
 void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& table_rows, const Tensor& first_rows,
          const Tensor& lengths, const std::optional<Tensor>& tail_mask, Tensor& out, double scale) {
-  sgl::PagedAttention<T> call{};
+  sgl::PagedAttention<T, Cache> call{};
   call.q = static_cast<const T*>(q.const_data_ptr());
-  call.kv = static_cast<const T*>(kv.const_data_ptr());
+  call.kv = static_cast<const Cache*>(kv.const_data_ptr());
   call.table = numbers_of(table, "table", 2);
   call.table_rows = numbers_of(table_rows, "table_rows", 1);
   call.first_rows = numbers_of(first_rows, "first_rows", 1);
@@ -81,7 +115,7 @@ void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& t
   call.kv_heads = kv.size(0) / 2;
   call.dim = q.size(2);
   call.blocks = kv.size(1);
-  call.padded_dim = kv.size(2) / sgl::kBlockSlots;
+  call.padded_dim = padded(call.dim);
   call.table_stride = table.size(1);
   call.q_stride = q.stride(0);
   call.scale = static_cast<float>(scale);
@@ -101,64 +135,53 @@ void run(const Tensor& q, const Tensor& kv, const Tensor& table, const Tensor& t
   });
 }
 
-// A cache of `heads` kv heads of `dim` numbers, as KvBlock says.
-void check_cache(const Tensor& kv, int64_t dim, const char* name) {
-  STD_TORCH_CHECK(kv.dim() == 3 && kv.is_contiguous() && kv.size(0) > 0 && kv.size(0) % 2 == 0 &&
-                      kv.size(2) == (dim + 15) / 16 * 16 * sgl::kBlockSlots,
-                  name, ": kv is contiguous [2 * kv heads, blocks, 16 * dim], dim rounded up to 16");
-}
-
-template <typename T>
-void store_rows(const T* k, const T* v, int64_t k_stride, int64_t v_stride, T* kv, const int64_t* slots, int64_t rows, int64_t heads,
-                int64_t dim, int64_t padded_dim, int64_t blocks) {
-  using Block = sgl::KvBlock<T>;
-  const int64_t size = sgl::kBlockSlots * padded_dim;
-  for (int64_t row = 0; row < rows; ++row) {
-    STD_TORCH_CHECK(slots[row] >= 0 && slots[row] < blocks * sgl::kBlockSlots, "store_kv: slot ", slots[row], " of ",
-                    blocks * sgl::kBlockSlots);
-    const int64_t block = slots[row] / sgl::kBlockSlots, slot = slots[row] % sgl::kBlockSlots;
-    for (int64_t head = 0; head < heads; ++head) {
-      const T *key = k + row * k_stride + head * dim, *value = v + row * v_stride + head * dim;
-      T* keys = kv + (head * blocks + block) * size + Block::key_place(slot, 0);
-      T* values = kv + ((heads + head) * blocks + block) * size + Block::value_place(slot, 0, padded_dim);
-      for (int64_t d = 0; d < padded_dim; d += Block::together) {  // behind the last dimension zeros
-        for (int64_t i = 0; i < Block::together; ++i) {
-          keys[Block::key_place(0, d) + i] = d + i < dim ? key[d + i] : T{};
-          values[(d + i) * Block::together] = d + i < dim ? value[d + i] : T{};
-        }
-      }
+// A call of rows that go to slots, which are looked at again at each run of a recorded call.
+template <typename T, typename Cache = T>
+void store(const Tensor& k, const Tensor& v, Tensor& kv, const Tensor& slots) {
+  sgl::StoreKv<T, Cache> call{};
+  call.k = static_cast<const T*>(k.const_data_ptr());
+  call.v = static_cast<const T*>(v.const_data_ptr());
+  call.kv = static_cast<Cache*>(kv.mutable_data_ptr());
+  call.slots = numbers_of(slots, "slots", 1);
+  call.k_stride = k.stride(0);
+  call.v_stride = v.stride(0);
+  call.heads = k.size(1);
+  call.dim = k.size(2);
+  call.padded_dim = padded(call.dim);
+  call.blocks = kv.size(1);
+  const double nanoseconds = static_cast<double>(2 * call.heads * call.dim * k.element_size()) / kBytesANanosecond;
+  sgl::submit([call, nanoseconds, rows = k.size(0)] {
+    const int64_t room = call.blocks * sgl::kBlockSlots;
+    for (int64_t row = 0; row < rows; ++row) {
+      STD_TORCH_CHECK(call.slots[row] >= 0 && call.slots[row] < room, "store_kv: slot ", call.slots[row], " of ", room);
     }
-  }
+    using Kernel = void (*)(const sgl::StoreKv<T, Cache>&, int64_t, int64_t);
+    const Kernel kernel = SGL_PICK(Kernel, store_kv);
+    sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds, [&](int64_t begin, int64_t end) { kernel(call, begin, end); });
+  });
 }
 
-// The new keys and values of each row go to its slot; nothing is computed, so 16 and 32 bits are all that matters.
+// The new keys and values of each row go to its slot: as they are, or rounded to 8 bits.
 void store_kv(Tensor k, Tensor v, Tensor kv, Tensor slots) {
   STD_TORCH_CHECK(k.dim() == 3 && v.dim() == 3 && v.size(0) == k.size(0) && v.size(1) == k.size(1) && v.size(2) == k.size(2),
                   "store_kv: k and v are [rows, kv heads, dim]");
   check_cache(kv, k.size(2), "store_kv");
+  const int64_t dim = k.size(2), rows = k.size(0);
+  const bool is_int8 = kv.scalar_type() == ScalarType::Char;
   STD_TORCH_CHECK(kv.size(0) == 2 * k.size(1), "store_kv: kv has planes of keys and of values of each kv head");
-  STD_TORCH_CHECK(k.scalar_type() == kv.scalar_type() && v.scalar_type() == kv.scalar_type() &&
+  STD_TORCH_CHECK(k.scalar_type() == v.scalar_type() && (is_int8 || k.scalar_type() == kv.scalar_type()) &&
                       (k.element_size() == 2 || k.element_size() == 4),
-                  "store_kv: k, v and kv have one dtype, of 16 or 32 bits");
-  const int64_t dim = k.size(2), rows = k.size(0), heads = k.size(1), blocks = kv.size(1);
-  const int64_t padded_dim = kv.size(2) / sgl::kBlockSlots, k_stride = k.stride(0), v_stride = v.stride(0);
+                  "store_kv: k, v and kv have one dtype, of 16 or 32 bits; or kv is int8");
   STD_TORCH_CHECK(rows == 0 || (k.stride(2) == 1 && v.stride(2) == 1 && k.stride(1) == dim && v.stride(1) == dim),
                   "store_kv: the heads of a row of k and of v lie side by side");
-  const int64_t* numbers = numbers_of(slots, "slots", 1);
-  STD_TORCH_CHECK(slots.size(0) == rows, "store_kv: slots has an entry a row");
-  const bool narrow = k.element_size() == 2;
-  const void *key = k.const_data_ptr(), *value = v.const_data_ptr();
-  void* cache = kv.mutable_data_ptr();
-  const double nanoseconds = static_cast<double>(2 * heads * dim * k.element_size()) / kBytesANanosecond;
-  sgl::submit([=] {
-    const auto store = [&]<typename T>(T*) {
-      sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds, [&](int64_t begin, int64_t end) {
-        store_rows(static_cast<const T*>(key) + begin * k_stride, static_cast<const T*>(value) + begin * v_stride, k_stride, v_stride,
-                   static_cast<T*>(cache), numbers + begin, end - begin, heads, dim, padded_dim, blocks);
-      });
-    };
-    narrow ? store(static_cast<uint16_t*>(nullptr)) : store(static_cast<uint32_t*>(nullptr));
-  });
+  STD_TORCH_CHECK(slots.dim() == 1 && slots.size(0) == rows, "store_kv: slots has an entry a row");
+  if (!is_int8) return k.element_size() == 2 ? store<uint16_t>(k, v, kv, slots) : store<uint32_t>(k, v, kv, slots);
+  STD_TORCH_CHECK(dim <= sgl::kMostHeadDim, "store_kv: heads of up to ", sgl::kMostHeadDim, " in int8, got ", dim);
+  switch (k.scalar_type()) {
+    case ScalarType::Float: return store<float, int8_t>(k, v, kv, slots);
+    case ScalarType::BFloat16: return store<sgl::bf16, int8_t>(k, v, kv, slots);
+    default: STD_TORCH_CHECK(false, "store_kv: float32 and bfloat16 are stored as int8, no other dtype");
+  }
 }
 
 void paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tensor first_rows, Tensor lengths,
@@ -173,13 +196,14 @@ void paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tenso
                   "paged_attention: out and each row of q are contiguous");
   STD_TORCH_CHECK(out.dim() == 2 && out.size(0) == q.size(0) && out.size(1) == heads * dim,
                   "paged_attention: out is [rows, heads * dim]");
-  STD_TORCH_CHECK(kv.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type(),
-                  "paged_attention: q, kv and out have one dtype");
+  const bool is_int8 = kv.scalar_type() == ScalarType::Char;
+  STD_TORCH_CHECK((is_int8 || kv.scalar_type() == q.scalar_type()) && out.scalar_type() == q.scalar_type(),
+                  "paged_attention: q, kv and out have one dtype, or kv is int8");
   switch (q.scalar_type()) {
     case ScalarType::Float:
-      return run<float>(q, kv, table, table_rows, first_rows, lengths, tail_mask, out, scale);
+      return (is_int8 ? run<float, int8_t> : run<float>)(q, kv, table, table_rows, first_rows, lengths, tail_mask, out, scale);
     case ScalarType::BFloat16:
-      return run<sgl::bf16>(q, kv, table, table_rows, first_rows, lengths, tail_mask, out, scale);
+      return (is_int8 ? run<sgl::bf16, int8_t> : run<sgl::bf16>)(q, kv, table, table_rows, first_rows, lengths, tail_mask, out, scale);
     default: STD_TORCH_CHECK(false, "paged_attention: float32 and bfloat16 are served, no other dtype");
   }
 }

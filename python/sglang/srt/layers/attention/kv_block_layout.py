@@ -33,13 +33,18 @@ class KVBlockLayout:
         self, spec: KVSpec, num_pages: int, page_size: int, device: torch.device
     ) -> list[torch.Tensor]:
         kernels = attention_kernels()
-        shape = kernels.kv_shape(spec.num_kv_heads, num_pages * page_size, spec.head_dim)
+        shape = kernels.kv_shape(spec.num_kv_heads, num_pages * page_size, spec.head_dim, spec.dtype)
         layers = [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
         for storage in layers:
             # A padding row may read what was never written there; the rest stays untouched, so that a large
             # pool takes memory only as it fills.
             storage[:, : -(-page_size // kernels.KV_BLOCK_SLOTS)].zero_()
         return layers
+
+    def bytes_per_token(self, spec: KVSpec) -> int:
+        kernels = attention_kernels()
+        per_layer: int = kernels.kv_bytes_per_slot(spec.num_kv_heads, spec.head_dim, spec.dtype)
+        return spec.num_layers * per_layer
 
     def read(self, layer: object, slots: torch.Tensor, head_dim: int) -> torch.Tensor:
         assert isinstance(layer, torch.Tensor)  # as allocate made it
@@ -49,3 +54,7 @@ class KVBlockLayout:
     def write(self, layer: object, slots: torch.Tensor, rows: torch.Tensor) -> None:
         assert isinstance(layer, torch.Tensor)
         attention_kernels().write_kv(layer, slots, rows)
+
+    def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        assert isinstance(layer, torch.Tensor)
+        attention_kernels().move_kv(layer, sources, targets)

@@ -33,6 +33,7 @@ class Sizes:
     num_requests: int = 6  # rows of the table
     context: int = 40
     dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None  # None: the type of computation
 
 
 class AttentionCases:
@@ -44,7 +45,7 @@ class AttentionCases:
         self.sizes = sizes
         self.draw = torch.Generator().manual_seed(seed)
         pages = -(-sizes.context // sizes.page_size)
-        spec = KVSpec(1, sizes.kv_heads, sizes.dim, sizes.dtype)
+        spec = KVSpec(1, sizes.kv_heads, sizes.dim, sizes.cache_dtype or sizes.dtype)
         self.pool = PagedKVPool(pages * sizes.num_requests, sizes.page_size, backend.kv_layout, spec)
         order = torch.randperm(pages * sizes.num_requests, generator=self.draw) + 1
         slots = order[:, None] * sizes.page_size + torch.arange(sizes.page_size)

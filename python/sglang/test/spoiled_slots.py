@@ -13,5 +13,6 @@ from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool
 def spoil(pool: PagedKVPool, layer_id: int, slots: torch.Tensor) -> None:
     """Put NaN into the keys and values in `slots` [n] of a layer."""
     shape = (2 * pool.spec.num_kv_heads, len(slots), pool.spec.head_dim)
-    rows = torch.full(shape, float("nan"), dtype=pool.spec.dtype, device=pool.device)
+    dtype = pool.spec.dtype if pool.spec.dtype.is_floating_point else torch.float32
+    rows = torch.full(shape, float("nan"), dtype=dtype, device=pool.device)
     pool.write(layer_id, slots, rows)

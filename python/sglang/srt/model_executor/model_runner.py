@@ -33,7 +33,10 @@ class ModelRunner(Generic[Model]):
     `load(dtype, device)` makes the model, in the scope that is open here: that is where it lives.
     """
 
-    def __init__(self, load: Callable[[torch.dtype, torch.device], Model]) -> None:
+    def __init__(
+        self, load: Callable[[torch.dtype, torch.device], Model], *, kv_cache_dtype: str | None = None
+    ) -> None:
+        """kv_cache_dtype: int8, or any other name for the type of computation (resolution compares them)."""
         assert_role("scheduler")
         self.device = model_device(get_device().device)
         self.dtype = published_dtype()
@@ -41,7 +44,7 @@ class ModelRunner(Generic[Model]):
         self.placement = ParallelState.from_context()
         self.backend_class = published_attention_backend()
         self.model = load(self.dtype, self.device)
-        self.kv_spec = KVSpec(*self.model.kv_shape(), self.dtype)
+        self.kv_spec = KVSpec(*self.model.kv_shape(), torch.int8 if kv_cache_dtype == "int8" else self.dtype)
         self._eager_runner: EagerRunner | None = None
         #: Whether the last forward replayed a graph.
         self.replayed = False

@@ -31,7 +31,7 @@ from sglang.srt.model_executor.runner.static_batch import ForwardShape
 from sglang.srt.models.common.decoder import DecoderForCausalLM
 from sglang.srt.platforms import available_memory_bytes
 from sglang.srt.platforms.device import model_device
-from sglang.srt.runtime_context import assert_role, get_device, get_parallel
+from sglang.srt.runtime_context import assert_role, get_device, get_model, get_parallel
 
 
 class TpModelWorker:
@@ -65,7 +65,7 @@ class TpModelWorker:
                 model.limit_vocabulary(num_ids)
             return model
 
-        self.model_runner = ModelRunner(load)
+        self.model_runner = ModelRunner(load, kv_cache_dtype=get_model().kv_cache_dtype)
         self.sampler = Sampler()
         self.vocab_size: int = self.model_runner.model.lm_head.vocab_size
         self.context_len = model_config.context_len

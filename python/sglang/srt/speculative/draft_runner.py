@@ -23,6 +23,7 @@ from sglang.srt.model_executor.runner.captured_graphs import CapturedGraphs
 from sglang.srt.model_executor.runner.static_batch import ForwardShape, GraphSizes
 from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.srt.model_executor.runner_utils.buffers import BufferSpec
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.draft_graph_runner import DraftGraphRunner, DraftUnitRunner, DraftWork
 
 
@@ -30,7 +31,7 @@ class DraftRunner(Generic[Model]):
     """A draft's model over the target's slots."""
 
     def __init__(self, load: Callable[[torch.dtype, torch.device], Model]) -> None:
-        self.runner = ModelRunner(load)
+        self.runner = ModelRunner(load, kv_cache_dtype=get_spec().speculative_draft_kv_cache_dtype)
 
     @property
     def model(self) -> Model:

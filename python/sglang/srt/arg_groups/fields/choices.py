@@ -8,8 +8,9 @@ from typing import Final
 
 DTYPES: Final = ("auto", "half", "float16", "bfloat16", "float", "float32")
 KV_CACHE_DTYPES: Final = (
-    "auto", "fp8_e5m2", "fp8_e4m3", "mxfp8", "bf16", "bfloat16", "nvfp4", "fp4_mx_block16",
+    "auto", "float32", "bf16", "bfloat16", "int8", "fp8_e5m2", "fp8_e4m3", "mxfp8", "nvfp4", "fp4_mx_block16",
 )  # fmt: skip
+SERVED_KV_CACHE_DTYPES: Final = ("auto", "float32", "bf16", "bfloat16", "int8")
 #: Ways to read weights that this build has.
 SERVED_LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
 TOKENIZER_MODES: Final = ("auto", "slow")

@@ -83,10 +83,12 @@ class Model(Namespace, ns=NS("model")):
     kv_cache_dtype: A[
         str,
         Arg(
-            help="Type of cached keys and values; auto follows the model.",
+            help="Type of cached keys and values; auto follows --dtype, and a floating type must be it. "
+            "int8 takes half the bytes of bfloat16, with a scale for each key and each value of a head "
+            "(--attention-backend cpu).",
             choices=choices.KV_CACHE_DTYPES,
-            served=("auto",),
-            instead="use auto",
+            served=choices.SERVED_KV_CACHE_DTYPES,
+            instead="use auto or int8",
         ),
     ] = "auto"
     weight_loader_disable_mmap: A[bool, Arg(help="Read safetensors without mmap.")] = False

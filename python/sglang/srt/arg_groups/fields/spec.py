@@ -60,10 +60,10 @@ class Spec(Namespace, ns=NS("spec")):
     speculative_draft_kv_cache_dtype: A[
         str | None,
         Arg(
-            help="Type of the draft's cached keys and values; auto follows the draft.",
+            help="Type of the draft's cached keys and values, as --kv-cache-dtype; auto follows the draft.",
             choices=choices.KV_CACHE_DTYPES,
-            served=("auto",),
-            instead="use auto",
+            served=choices.SERVED_KV_CACHE_DTYPES,
+            instead="use auto or int8",
         ),
     ] = None
     speculative_draft_attention_backend: A[

@@ -7,6 +7,8 @@ from sglang.kernels import compiled
 from sglang.srt.arg_groups.model_override_base import ResolvingView
 
 _ATTENTION = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+#: Types of computation that the compiled attention has.
+_COMPILED = ("float32", "bfloat16")
 
 
 def resolve_kernels(view: ResolvingView) -> None:
@@ -30,13 +32,33 @@ def resolve_kernels(view: ResolvingView) -> None:
             f"--speculative-draft-attention-backend {draft} differs from the model's {own}: both share one "
             "cache layout and one back end; leave it out"
         )
+    for flag, name in (
+        ("--kv-cache-dtype", view.kv_cache_dtype),
+        ("--speculative-draft-kv-cache-dtype", view.speculative_draft_kv_cache_dtype),
+    ):
+        _check_kv_cache_dtype(view, flag, name, own)
     _choose_graphs(view, own)
     # One rank has nothing to reduce, and gloo has only one all-reduce.
     view.declare("kernel_hook", disable_custom_all_reduce=True)
 
 
 def _has_compiled_attention(view: ResolvingView) -> bool:
-    return view.device == "cpu" and view.dtype in ("float32", "bfloat16") and compiled.are_there()
+    return view.device == "cpu" and view.dtype in _COMPILED and compiled.are_there()
+
+
+def _check_kv_cache_dtype(view: ResolvingView, flag: str, name: str | None, attention: str | None) -> None:
+    """Refuse a type in which this back end cannot keep keys and values; others is refused later."""
+    if name == "int8" and (attention != "cpu" or view.dtype not in _COMPILED):
+        raise ValueError(
+            f"{flag} int8 needs --attention-backend cpu (`make kernels`) and --dtype float32 or bfloat16, "
+            f"and these are {attention} and {view.dtype}; change them, or use auto"
+        )
+    floating = {"bf16": "bfloat16"}.get(name or "", name)
+    if floating in ("float32", "bfloat16") and floating != view.dtype:
+        raise ValueError(
+            f"{flag} {name} is not --dtype {view.dtype}: keys and values are kept in the type of "
+            "computation, or in int8; use auto or int8"
+        )
 
 
 def _choose_graphs(view: ResolvingView, attention_backend: str | None) -> None:

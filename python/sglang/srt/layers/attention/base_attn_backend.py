@@ -20,17 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one rank caches per token: its share of the heads, for all its layers."""
+    """What one rank caches per token: its share of the heads, for all its layers, kept in `dtype`."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class KVLayout(Protocol):
@@ -42,12 +37,23 @@ class KVLayout(Protocol):
         """Storage for `num_pages` pages of `page_size` tokens: one opaque object per layer."""
         ...
 
+    def bytes_per_token(self, spec: KVSpec) -> int:
+        """Bytes of keys and values of one token over all layers, with what fills them up and their scales."""
+        ...
+
     def read(self, layer: object, slots: torch.Tensor, head_dim: int) -> torch.Tensor:
-        """What lies in slots [n] of one layer, as [2 * kv heads, n, head_dim]: keys, then values; a copy."""
+        """What lies in slots [n] of one layer, as [2 * kv heads, n, head_dim]: keys, then values; a copy.
+
+        Of whole numbers with a scale the numbers they stand for, float32.
+        """
         ...
 
     def write(self, layer: object, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """Set slots [n], each named once, to rows [2 * kv heads, n, head_dim], as `read` gives them."""
+        ...
+
+    def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy slots `sources` [n] to slots `targets` [n], bit for bit; a slot may be in both."""
 
 
 class KVPool(Protocol):

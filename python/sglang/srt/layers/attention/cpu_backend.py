@@ -89,10 +89,10 @@ class CpuBackend(AttentionBackend):
 
     def __init__(self, pool: KVPool, req_to_token: torch.Tensor) -> None:
         kernels = attention_kernels()
-        if pool.spec.dtype not in COMPILED_DTYPES:
+        if pool.spec.dtype not in (*COMPILED_DTYPES, torch.int8):
             raise ValueError(
-                f"--attention-backend cpu serves float32 and bfloat16, and the cache is {pool.spec.dtype}; "
-                "use torch_native"
+                "--attention-backend cpu serves caches of float32, bfloat16 and int8, and this one is of "
+                f"{pool.spec.dtype}; use torch_native"
             )
         self.pool = pool
         self.req_to_token = req_to_token

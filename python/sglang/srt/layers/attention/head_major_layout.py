@@ -27,6 +27,9 @@ class HeadMajorLayout:
             storage[:, :page_size].zero_()
         return layers
 
+    def bytes_per_token(self, spec: KVSpec) -> int:
+        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
+
     def read(self, layer: object, slots: torch.Tensor, head_dim: int) -> torch.Tensor:
         assert isinstance(layer, torch.Tensor)  # as allocate made it
         return layer.index_select(1, slots)
@@ -34,3 +37,7 @@ class HeadMajorLayout:
     def write(self, layer: object, slots: torch.Tensor, rows: torch.Tensor) -> None:
         assert isinstance(layer, torch.Tensor)
         layer.index_copy_(1, slots, rows)
+
+    def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        assert isinstance(layer, torch.Tensor)
+        layer.index_copy_(1, targets, layer.index_select(1, sources))

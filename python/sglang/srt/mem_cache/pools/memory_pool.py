@@ -111,11 +111,14 @@ class PagedKVPool:
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy what lies in slots `sources` [n] to slots `targets` [n]; a slot may be in both."""
-        for layer_id in range(self.spec.num_layers):
-            self.write(layer_id, targets, self.read(layer_id, sources))
+        for layer in self._layers:
+            self._layout.move(layer, sources, targets)
 
     def read(self, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
-        """Keys and values in slots [n] of a layer, [2 * kv heads, n, head_dim]: for who is no back end."""
+        """Keys and values in slots [n] of a layer, [2 * kv heads, n, head_dim]: for who is no back end.
+
+        Of the pool's dtype, or float32 where that is of whole numbers.
+        """
         return self._layout.read(self._layers[layer_id], slots, self.spec.head_dim)
 
     def write(self, layer_id: int, slots: torch.Tensor, rows: torch.Tensor) -> None:

@@ -152,7 +152,8 @@ def make_kv_pools(
     available_now = min(memory.now for memory in seen)
     ranks = parallel.ranks_on_host
     budget = least_budget_bytes(seen, mem_fraction=schedule.mem_fraction_static, ranks=ranks)
-    bytes_per_token = sum(each.bytes_per_token for each in (spec, *drafts))
+    bytes_of_drafts = sum(map(layout.bytes_per_token, drafts))
+    bytes_per_token = layout.bytes_per_token(spec) + bytes_of_drafts
     columns = context_len + (slots_per_step if slots_per_step > 1 else 0)
     pages_per_request = -(-columns // page_size)
     tokens = pool_tokens(
@@ -172,9 +173,7 @@ def make_kv_pools(
         page_size,
         str(spec.dtype).removeprefix("torch."),
         tokens * bytes_per_token / _MIB,
-        f", {tokens * (bytes_per_token - spec.bytes_per_token) / _MIB:.1f} of them for drafts"
-        if drafts
-        else "",
+        f", {tokens * bytes_of_drafts / _MIB:.1f} of them for drafts" if drafts else "",
     )
     return KVPools(
         kv=PagedKVPool(pages, page_size, layout, spec, device),

@@ -26,6 +26,7 @@ from sglang.srt.arg_groups.overrides import (
     is_resolved,
     resolution_result,
 )
+from sglang.srt.arg_groups.supported import refuse_unserved
 from sglang.srt.server_args import ServerArgs, pack_server_args, unpack_server_args
 from sglang.test.tiny_models import write_tiny_gguf, write_tiny_model
 
@@ -138,6 +139,49 @@ def test_a_gguf_file_is_computed_from_its_blocks_unless_a_type_is_asked_for(reso
     assert result(resolved(), "quantization") is None  # a folder
     monkeypatch.setattr(compiled, "are_there", lambda: False)
     assert result(resolved(model_path=file), "quantization") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"attention_backend": "torch_native"},
+            r"int8 needs --attention-backend cpu .* are torch_native",
+        ),
+        ({"dtype": "float16"}, r"int8 needs .* --dtype float32 or bfloat16, and these are torch_native and"),
+        ({"dtype": "float16", "attention_backend": "cpu"}, r"these are cpu and float16; change them"),
+    ],
+)
+def test_an_int8_cache_is_refused_where_no_kernel_reads_it(resolved, monkeypatch, fields, said):
+    monkeypatch.setattr(compiled, "are_there", lambda: True)
+    with pytest.raises(ValueError, match=said):
+        resolved(kv_cache_dtype="int8", **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "is_served"),
+    [
+        ("auto", "float16", True),
+        ("int8", "float32", True),
+        ("int8", "bfloat16", True),
+        ("float32", "float32", True),
+        ("bf16", "bfloat16", True),
+        ("bfloat16", "float32", False),
+        ("float32", "bfloat16", False),
+    ],
+)
+def test_a_cache_has_the_type_of_computation_or_int8(resolved, monkeypatch, name, dtype, is_served):
+    monkeypatch.setattr(compiled, "are_there", lambda: True)
+    if is_served:
+        assert result(resolved(kv_cache_dtype=name, dtype=dtype), "kv_cache_dtype") == name
+        return
+    with pytest.raises(ValueError, match=rf"{name} is not --dtype {dtype}.*use auto or int8"):
+        resolved(kv_cache_dtype=name, dtype=dtype)
+
+
+def test_a_cache_in_fp8_is_not_served(resolved):
+    with pytest.raises(ValueError, match=r"--kv-cache-dtype fp8_e4m3 is not served yet; use auto or int8"):
+        refuse_unserved(resolved(kv_cache_dtype="fp8_e4m3"))
 
 
 def test_recorded_steps_need_the_compiled_kernels(resolved, monkeypatch):

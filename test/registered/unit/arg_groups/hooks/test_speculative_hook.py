@@ -497,6 +497,13 @@ def test_a_draft_has_the_attention_of_its_model(drafting, monkeypatch):
     drafting("EAGLE", draft_attention_backend="torch_native")
 
 
+def test_the_cache_of_a_draft_is_checked_as_that_of_its_model(drafting, monkeypatch):
+    monkeypatch.setattr(compiled, "are_there", lambda: False)
+    with pytest.raises(ValueError, match=r"draft-kv-cache-dtype int8 needs .* these are torch_native and"):
+        drafting("EAGLE", draft_kv_cache_dtype="int8", dtype="float32")
+    drafting("EAGLE", draft_kv_cache_dtype="float32", dtype="float32")
+
+
 def test_external_texts_for_ngrams_are_refused_at_the_door(drafting):
     with pytest.raises(
         ValueError, match=r"--speculative-ngram-external-corpus-path x is not served yet; .*running"

@@ -22,8 +22,15 @@ from sglang.test.worker_driver import driven_worker
 needs_kernels = pytest.mark.skipif(
     compiled_kernels() is None, reason="sgl_kernel is not installed, or switched off"
 )
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+#: Of each type of computation and of the cache.
+TOLERANCE = {
+    (torch.float32, torch.float32): 1e-5,
+    (torch.bfloat16, torch.bfloat16): 2e-2,
+    (torch.float32, torch.int8): 1e-3,
+    (torch.bfloat16, torch.int8): 2e-2,
+}
 CPU = {"attention_backend": "cpu"}
+CACHES = {"auto": CPU, "int8": {**CPU, "kv_cache_dtype": "int8"}}
 
 
 def cases_of(*heads, **sizes):
@@ -46,16 +53,17 @@ def random_round(cases, width):
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("types", TOLERANCE)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("heads", [(6, 2), (4, 4), (3, 1)])
-def test_rounds_and_steps_give_the_attention_of_the_formula(dtype, page_size, heads):
-    cases = cases_of(*heads, page_size=page_size, dtype=dtype)
+def test_rounds_and_steps_give_the_attention_of_the_formula(types, page_size, heads):
+    dtype, cache_dtype = types
+    cases = cases_of(*heads, page_size=page_size, dtype=dtype, cache_dtype=cache_dtype)
     for width in (1, 2, 4, 7, 1, 3):
         batch = random_round(cases, width)
         rows = cases.rows(batch)
         found = cases.run(batch, rows)
-        assert (found.double() - cases.by_hand(batch, rows)).abs().max() < TOLERANCE[dtype]
+        assert (found.double() - cases.by_hand(batch, rows)).abs().max() < TOLERANCE[types]
 
 
 @needs_kernels
@@ -122,7 +130,7 @@ def test_without_the_kernels_the_back_end_is_refused_with_the_cure(monkeypatch):
 
 @needs_kernels
 def test_a_cache_of_another_type_is_refused():
-    with pytest.raises(ValueError, match=r"serves float32 and bfloat16, and the cache is torch.float16"):
+    with pytest.raises(ValueError, match=r"bfloat16 and int8, and this one is of torch.float16; use"):
         cases_of(dtype=torch.float16)
 
 
@@ -135,8 +143,9 @@ PROMPTS = [[5, 6, 7, 8, 9], list(range(40, 140)), [200]]
 
 
 @needs_kernels
-def test_logits_do_not_depend_on_neighbours_chunks_or_steps_to_the_last_bit(target):
-    with driven_worker(target, **CPU) as driver:
+@pytest.mark.parametrize("cache", CACHES)
+def test_logits_do_not_depend_on_neighbours_chunks_or_steps_to_the_last_bit(target, cache):
+    with driven_worker(target, **CACHES[cache]) as driver:
         seqs = [driver.add(prompt) for prompt in PROMPTS]
         together = driver.logits([(seq, len(seq.ids)) for seq in seqs])
         for i, prompt in enumerate(PROMPTS):
@@ -166,3 +175,38 @@ def test_tokens_are_those_of_plain_torch(target, tmp_path, kind):
         seqs = [driver.add(prompt) for prompt in PROMPTS]
         found = driver.generate(seqs, 20) if kind is None else driver.speculate(seqs, 20)[0]
     assert found == expected
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_draft_changes_no_token_over_a_cache_of_int8_also_where_its_own_is_one(target, tmp_path, kind):
+    """Nodes that are accepted move to other slots bit for bit."""
+    fields = {
+        "speculative_algorithm": kind.upper(),
+        "speculative_draft_model_path": str(write_random_draft(tmp_path, target, kind)),
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 2,
+        "speculative_num_draft_tokens": 6,
+    }
+    with driven_worker(target, **CACHES["int8"]) as driver:
+        expected = driver.generate([driver.add(prompt) for prompt in PROMPTS], 20)
+    for draft_cache in (None, "int8"):
+        fields["speculative_draft_kv_cache_dtype"] = draft_cache
+        with driven_worker(target, **CACHES["int8"], **fields) as driver:
+            assert driver.speculate([driver.add(prompt) for prompt in PROMPTS], 20)[0] == expected
+
+
+@needs_kernels
+def test_int8_takes_what_the_layout_says_and_a_slot_that_moves_keeps_its_bits(target):
+    with driven_worker(target, **CACHES["int8"]) as driver:
+        pool = driver.target.pools.kv
+        per_token = CpuBackend.kv_layout.bytes_per_token(pool.spec)
+        slots = -(-(pool.size + pool.page_size) // 16) * 16
+        assert sum(pool.layer(i).nbytes for i in range(pool.spec.num_layers)) == per_token * slots
+        numbers, scales = pool.spec.head_dim, 4
+        assert per_token == 2 * pool.spec.num_layers * pool.spec.num_kv_heads * (numbers + scales)
+        driver.generate([driver.add(PROMPTS[1])], 1)
+        sources, targets = torch.tensor([18, 19]), torch.tensor([200, 18])
+        before = pool.read(0, sources)
+        pool.move(sources, targets)
+        assert before.any() and torch.equal(pool.read(0, targets), before)

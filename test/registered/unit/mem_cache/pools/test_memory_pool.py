@@ -48,6 +48,19 @@ def test_an_empty_pool_is_refused() -> None:
         PagedKVPool(0, 16, OpaqueLayout(), SPEC)
 
 
+def test_the_layout_moves_slots_of_every_layer() -> None:
+    moved: list[Any] = []
+
+    class MovingLayout(OpaqueLayout):
+        def move(self, layer: object, sources: torch.Tensor, targets: torch.Tensor) -> None:
+            moved.append((layer, sources, targets))
+
+    pool = PagedKVPool(10, 16, MovingLayout(), SPEC)
+    sources, targets = torch.tensor([3, 4]), torch.tensor([4, 5])
+    pool.move(sources, targets)
+    assert moved == [(pool.layer(i), sources, targets) for i in range(3)]
+
+
 def test_rows_come_lowest_first_and_run_out() -> None:
     rows = ReqToTokenPool(3, 8)
     assert [rows.alloc() for _ in range(4)] == [0, 1, 2, None]

@@ -165,7 +165,7 @@ class Envs:
     SGLANG_USE_CPU_ENGINE = _bool(False, "choose the CPU engine even when a GPU is present")
     SGLANG_USE_CPU_KERNELS = _bool(True, "use the compiled kernels of sgl_kernel where they are installed")
     SGLANG_SPEC_SKIP_SLOW_DRAFTS = _bool(
-        False, "run plain rounds where drafts were measured to be slower, for each batch size"
+        True, "on a CPU, run plain rounds where drafts were measured to be slower, for each batch size"
     )
     SGL_KERNEL_ISA = _str("instruction set of the compiled kernels; default is the best of the processor")
     SGLANG_CACHE_DIR = _str("folder for what is measured once; default is ~/.cache/sglang")

@@ -6,12 +6,17 @@ given are those of the attention-TP group's leader, so that all its ranks decide
 
 from __future__ import annotations
 
-#: Rounds for which the other way is tried; the first of them is not measured.
+#: Rounds for which the other way is tried at least; the first of them is not measured.
 TRIAL_ROUNDS = 3
-#: Rounds between two trials: at first, and at most. Each trial that changes nothing doubles them.
-FIRST_SPELL, LONGEST_SPELL = 64, 1024
-#: Weight of the newest round in the averages.
-NEWEST = 0.5
+#: Answers of a draft that a trial of drafts sees at least, one a request and round: how many of its guesses
+#: are right differs much from round to round.
+TRIAL_ANSWERS = 24
+#: Rounds between two trials that are no longer than they must be: at first, and at most. Each trial that
+#: changes nothing makes them longer by so much.
+FIRST_SPELL, LONGEST_SPELL, LONGER = 128, 2048, 4
+#: Weight of the newest round in the averages of times, and how many times the average a round counts at most:
+#: one slow moment decides nothing.
+NEWEST, SLOWEST = 0.5, 1.5
 
 
 class DraftGate:
@@ -38,7 +43,7 @@ class DraftGate:
         this = (batch_size, drafted)
         seconds = end - self._last_end if self._last == this else None
         self._last, self._last_end = this, end
-        self._of(batch_size).note(drafted, tokens, seconds)
+        self._of(batch_size).note(drafted, tokens, seconds, batch_size)
 
     def interrupt(self) -> None:
         """Something else than a round of this kind ran: the next round's time is not known."""
@@ -54,30 +59,37 @@ class _Measured:
     def __init__(self) -> None:
         self.drafts = True
         self._is_trial = False
-        self._left = TRIAL_ROUNDS
-        self._spell = FIRST_SPELL
+        self._done = 0  # rounds of this trial or spell
+        self._spell = 0  # rounds until the next trial; 0 before the first
         self._seconds: dict[bool, float] = {}  # of a round, by whether it drafts
-        self._tokens = 1.0  # that a round with drafts gives a request
+        self._tokens = 1.0  # that a round with drafts gives a request, over the last answers
+        self._answers = 0  # that are in it
 
-    def note(self, drafted: bool, tokens: float, seconds: float | None) -> None:
+    def note(self, drafted: bool, tokens: float, seconds: float | None, batch_size: int) -> None:
         if drafted:
-            self._tokens += NEWEST * (tokens - self._tokens)
+            self._answers = min(self._answers + batch_size, max(TRIAL_ANSWERS, batch_size))
+            self._tokens += batch_size / self._answers * (tokens - self._tokens)
         if seconds is not None:
             before = self._seconds.get(drafted, seconds)
-            self._seconds[drafted] = before + NEWEST * (seconds - before)
-        self._left -= 1
-        if self._left > 0:
+            self._seconds[drafted] = before + NEWEST * (min(seconds, SLOWEST * before) - before)
+        self._done += 1
+        draft_trial = max(TRIAL_ROUNDS, -(-TRIAL_ANSWERS // batch_size))
+        trial = draft_trial if self.drafts else TRIAL_ROUNDS
+        if self._done < (trial if self._is_trial or self._spell == 0 else self._spell):
             return
+        self._done = 0
         if self.drafts not in self._seconds:
-            self._left = TRIAL_ROUNDS  # batches changed all the time: nothing was measured yet
-        elif not self._is_trial:
-            self.drafts, self._is_trial, self._left = not self.drafts, True, TRIAL_ROUNDS
+            return  # batches changed all the time: nothing was measured yet
+        if self._is_trial:
+            self._decide(draft_trial)
         else:
-            self._decide()
+            self.drafts, self._is_trial = not self.drafts, True
 
-    def _decide(self) -> None:
-        """A trial is over: keep to the faster way for a spell."""
+    def _decide(self, draft_trial: int) -> None:
+        """A trial is over: keep to the faster way for a spell, the longer the more another trial costs."""
         pays = self._tokens * self._seconds[False] > self._seconds[True]
         changed = pays == self.drafts
-        self._spell = FIRST_SPELL if changed else min(2 * self._spell, LONGEST_SPELL)
-        self.drafts, self._is_trial, self._left = pays, False, self._spell
+        longer = 1 if pays else -(-draft_trial // TRIAL_ROUNDS)
+        first, longest = longer * FIRST_SPELL, longer * LONGEST_SPELL
+        self._spell = first if changed else min(max(LONGER * self._spell, first), longest)
+        self.drafts, self._is_trial = pays, False

@@ -23,7 +23,8 @@ from sglang.srt.model_executor.model_runner_components.graph_setup import (
 from sglang.srt.model_executor.result_broadcast import share
 from sglang.srt.model_executor.runner.static_batch import ForwardShape
 from sglang.srt.model_executor.tp_worker import TpModelWorker
-from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.platforms.device import model_device
+from sglang.srt.runtime_context import get_device, get_parallel, get_spec
 from sglang.srt.speculative.accept import Accepted, path_logprobs
 from sglang.srt.speculative.base_spec_worker import Drafter, Proposal
 from sglang.srt.speculative.draft_gate import DraftGate
@@ -56,9 +57,9 @@ class SpecWorker:
         make_backend = published_graph_backend()
         if make_backend is not None:
             target.record(drafter.verify_shape, captures_hidden=drafter.captures_hidden)
-            if self._gate is not None:  # rounds without drafts must be as fast as plain steps
-                plain = ForwardShape(ForwardMode.TARGET_VERIFY, 1)
-                target.record(plain, captures_hidden=drafter.captures_hidden)
+            # Rounds without guesses must be as fast as plain steps.
+            plain = ForwardShape(ForwardMode.TARGET_VERIFY, 1)
+            target.record(plain, captures_hidden=drafter.captures_hidden)
             table = target.req_to_token_pool
             drafter.init_graphs(make_backend, table, max_requests=most_recorded_requests(table))
         self.model_config = target.model_config
@@ -104,20 +105,20 @@ class SpecWorker:
     def _round(self, batch: ForwardBatch) -> GenerationBatchResult:
         round = Round.of(batch, self.req_to_token_pool.req_to_token)
         most_nodes = self.drafter.num_nodes(batch.batch_size, _slots(batch, batch.dp_step))
-        num_nodes = most_nodes
-        if self._gate is not None and not self._gate.drafts(batch.batch_size):
-            num_nodes = 1
-        proposal = self.drafter.propose(round, num_nodes)
+        may_draft = most_nodes > 1 and (self._gate is None or self._gate.drafts(batch.batch_size))
+        proposal = self.drafter.propose(round, most_nodes if may_draft else 1)
         tree = share_tree(proposal.tree)
+        num_nodes = tree.num_nodes
         verify = verify_batch(round, tree, capture_hidden=self.drafter.captures_hidden)
         output = self.target.model_runner.forward(verify)
         outcome = share(verify, lambda: self._accepted(batch, proposal, output.logits), RoundOutcome)
         verified = keep_accepted(round, tree, outcome.accepted, self.target.pools.kv, output.hidden)
         self.drafter.after_accepted(verified)
-        if most_nodes > 1:
-            self._note_round(outcome, drafted=num_nodes > 1)
-        elif self._gate is not None:
-            self._gate.interrupt()  # there was no room to draft
+        if self._gate is not None:
+            if most_nodes == 1 or (may_draft and num_nodes == 1):
+                self._gate.interrupt()  # there was no room to draft, or nothing to propose
+            else:
+                self._note_round(self._gate, outcome, drafted=may_draft)
         return GenerationBatchResult(
             next_token_ids=[one.token_ids for one in outcome.accepted],
             failures=[one.failure for one in outcome.accepted],
@@ -127,11 +128,11 @@ class SpecWorker:
             replayed=self.target.model_runner.replayed,
         )
 
-    def _note_round(self, outcome: RoundOutcome, *, drafted: bool) -> None:
-        if self._gate is not None:
-            count = len(outcome.accepted)
-            tokens = sum(len(one.token_ids) for one in outcome.accepted) / count
-            self._gate.note_round(outcome.end, count, drafted=drafted, tokens=tokens)
+    @staticmethod
+    def _note_round(gate: DraftGate, outcome: RoundOutcome, *, drafted: bool) -> None:
+        count = len(outcome.accepted)
+        tokens = sum(len(one.token_ids) for one in outcome.accepted) / count
+        gate.note_round(outcome.end, count, drafted=drafted, tokens=tokens)
 
     def _accepted(self, batch: ForwardBatch, proposal: Proposal, logits: torch.Tensor) -> RoundOutcome:
         states = [state for state in batch.sampling_states if state is not None]
@@ -156,8 +157,11 @@ class SpecWorker:
 
 
 def _published_gate() -> DraftGate | None:
-    """What skips drafts that do not pay, where that is asked for and changes no answer."""
-    if not envs.SGLANG_SPEC_SKIP_SLOW_DRAFTS.get():
+    """What skips drafts that do not pay, unless that is switched off or would change an answer.
+
+    The time of a round is that of a processor that waits for its results, so other devices have none.
+    """
+    if not envs.SGLANG_SPEC_SKIP_SLOW_DRAFTS.get() or model_device(get_device().device).type != "cpu":
         return None
     spec = get_spec()
     reasons = {
@@ -167,7 +171,7 @@ def _published_gate() -> DraftGate | None:
     }
     for reason, holds in reasons.items():
         if holds:
-            logger.warning("SGLANG_SPEC_SKIP_SLOW_DRAFTS has no effect: %s", reason)
+            logger.info("Drafts are not left out where they are slow: %s", reason)
             return None
     return DraftGate()
 

@@ -107,19 +107,22 @@ def keep_accepted(
     batch, width = tree.token_ids.shape
     device = tree.token_ids.device
     counts = [max(len(one.path), 1) for one in accepted]
-    paths = torch.zeros(batch, width, dtype=torch.int64)
-    next_ids = torch.zeros(batch, width, dtype=torch.int64)
-    for b, one in enumerate(accepted):
-        paths[b, : len(one.path)] = torch.tensor(one.path)
-        next_ids[b, : len(one.token_ids)] = torch.tensor(one.token_ids)
-    paths, next_ids = paths.to(device), next_ids.to(device)
+    drawn = [one.token_ids for one in accepted]
+    next_ids = torch.tensor([padded(ids, width) for ids in drawn], device=device)
+    if width == 1:  # the root of each request stays where it is
+        return VerifiedRound(round, tree.token_ids, next_ids, counts, drawn, hidden)
+    paths = torch.tensor([padded(one.path, width) for one in accepted], device=device)
     if not tree.is_chain:
         _move(round, accepted, pool)
     if hidden is not None:
         first = torch.arange(0, batch * width, width, device=device)[:, None]
         hidden = hidden.index_select(0, (first + paths).reshape(-1))
-    drawn = [one.token_ids for one in accepted]
     return VerifiedRound(round, tree.token_ids.gather(1, paths), next_ids, counts, drawn, hidden)
+
+
+def padded(numbers: list[int], width: int) -> list[int]:
+    """The numbers with zeros behind them."""
+    return numbers + [0] * (width - len(numbers))
 
 
 def _move(round: Round, accepted: list[Accepted], pool: PagedKVPool) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from sglang.srt.environ import envs
+from sglang.srt.speculative import deferred_rows
+from sglang.srt.speculative.deferred_rows import MOST_DEFERRED
 from sglang.srt.speculative.draft_gate import FIRST_SPELL, LONGEST_SPELL, TRIAL_ROUNDS, DraftGate
 from sglang.test.tiny_drafts import write_random_draft
 from sglang.test.tiny_models import write_tiny_model
@@ -105,7 +107,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def fields_of(algorithm: str, target: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
     if algorithm == "NGRAM":
         return NGRAM
-    draft = write_random_draft(folder, target, algorithm.lower())
+    if algorithm == "STANDALONE":
+        draft = write_tiny_model(folder, seed=77, max_position_embeddings=128)
+    else:
+        draft = write_random_draft(folder, target, algorithm.lower())
     return {**TREE, "speculative_algorithm": algorithm, "speculative_draft_model_path": str(draft)}
 
 
@@ -131,6 +136,36 @@ def test_answers_stay_whatever_the_gate_decides(
     assert 1 in widths and max(widths) > 1
 
 
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE"])
+def test_a_draft_proposes_the_same_whether_it_read_each_plain_round_or_many_at_once(
+    algorithm: str, target: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a draft has not read is not in its cache: its guesses would get worse, and nobody would know."""
+    fields = fields_of(algorithm, target, tmp_path / "draft")
+    proposed: dict[int, list[list[list[int]]]] = {}
+    for most in (1, 5, MOST_DEFERRED):
+        monkeypatch.setattr(deferred_rows, "MOST_DEFERRED", most)
+        with envs.SGLANG_SPEC_SKIP_SLOW_DRAFTS.override(True), driven_worker(target, **fields) as driver:
+            worker: Any = driver.worker
+            decisions = iter([True, *[False] * 9, True, True, False, True] * 20)
+            worker._gate.drafts = lambda batch_size, decisions=decisions: next(decisions)
+            propose, trees = worker.drafter.propose, proposed.setdefault(most, [])
+
+            def noted(round, n, propose=propose, trees=trees):  # type: ignore[no-untyped-def]
+                proposal = propose(round, n)
+                trees.append(proposal.tree.token_ids.tolist())
+                return proposal
+
+            worker.drafter.propose = noted
+            driver.speculate([driver.add(prompt) for prompt in PROMPTS], 24)
+    assert proposed[1] == proposed[5] == proposed[MOST_DEFERRED]
+    assert sum(len(tree[0]) > 1 for tree in proposed[1]) > 3
+
+
 def test_without_the_variable_every_round_drafts(target: pathlib.Path) -> None:
-    with driven_worker(target, **NGRAM) as driver:
-        assert driver.worker._gate is None  # type: ignore[union-attr]
+    for is_set in (False, True):
+        with (
+            envs.SGLANG_SPEC_SKIP_SLOW_DRAFTS.override(is_set),
+            driven_worker(target, **NGRAM) as driver,
+        ):
+            assert (driver.worker._gate is not None) == is_set  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ DRAFT_CALLS = frozenset(
     {"DraftRunner", "init_attention_backend", "prompts", "run", "grow_trees", "idle", "record"}
 )
 
-PHASES = {"after_prompts", "propose", "after_accepted", "idle_prompts", "idle_propose", "idle_accepted"}
+PHASES = {"_read", "propose", "after_accepted", "idle_prompts", "idle_propose", "idle_accepted"}
 #: (drafter, method) of every site; those of construction and of back ends are inside the pipeline scope too.
 SITES = {
     **{(drafter, phase): False for drafter in ("EagleDrafter", "StandaloneDrafter") for phase in PHASES},

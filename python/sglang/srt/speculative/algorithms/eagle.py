@@ -23,9 +23,10 @@ from sglang.srt.model_executor.runner.static_batch import ForwardShape
 from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.srt.model_executor.runner_utils.buffers import BufferSpec
 from sglang.srt.models.drafts.registry import DraftModel
-from sglang.srt.runtime_context import max_speculative_num_draft_tokens
+from sglang.srt.runtime_context import get_parallel, max_speculative_num_draft_tokens
 from sglang.srt.speculative.adaptive import AdaptiveSteps
 from sglang.srt.speculative.base_spec_worker import Proposal
+from sglang.srt.speculative.deferred_rows import DeferredRows
 from sglang.srt.speculative.draft_graph_runner import DraftUnitRunner, DraftWork, verify_shape
 from sglang.srt.speculative.draft_runner import (
     DraftRunner,
@@ -69,6 +70,7 @@ class EagleDrafter:
         self._draws_proposals = draws_proposals
         self._adaptive = adaptive
         self._is_cut_short = False  # the pool had no room for a whole round
+        self._deferred = DeferredRows()
         most_nodes = max(shape.num_nodes, max_speculative_num_draft_tokens() or 0)
         # The root and its tree, or one frontier a level but the last one.
         self.slots_per_step = max(most_nodes, shape.topk * (shape.num_steps - 1))
@@ -150,14 +152,13 @@ class EagleDrafter:
         return recorded_graphs((self._levels, self._accepted))
 
     def after_prompts(self, batch: ForwardBatch, hidden: torch.Tensor | None, next_ids: torch.Tensor) -> None:
-        with draft_tp_context(owns_attention=self.owns_attention):
-            output = self._draft.prompts(batch, shifted_ids(batch, next_ids), hidden, scores=True)
-        assert output.hidden is not None
-        self._remember(batch.req_pool_indices, output.logits, output.hidden[last_rows(batch)])
+        self._deferred.forget(batch.req_pool_indices)
+        self._read(batch, shifted_ids(batch, next_ids), hidden)
 
     def propose(self, round: Round, num_nodes: int) -> Proposal:
         if num_nodes == 1:
             return Proposal.nothing(round)
+        self._catch_up(round)
         topk = self._shape.topk
         shape = self._shape if topk > 1 else DraftShape(1, num_nodes - 1, num_nodes)
         rows = round.req_pool_indices
@@ -187,12 +188,21 @@ class EagleDrafter:
         return Proposal(tree, torch.stack(q, dim=1) if q else None)
 
     def after_accepted(self, verified: VerifiedRound) -> None:
-        batch = verified.draft_batch(verified.next_ids, logit_rows_each=1)
         assert verified.hidden is not None
+        if verified.width == 1 and get_parallel().attn_dp_size == 1:  # idle replicas put nothing off
+            self._deferred.put_off(verified, [drawn[0] if drawn else 0 for drawn in verified.drawn])
+            if self._deferred.is_due:
+                self._catch_up(verified.round, accepted=1)
+            self._note(verified)
+            return
+        batch = verified.draft_batch(verified.next_ids, logit_rows_each=1)
         inputs = {"hidden": verified.hidden, "last": verified.last_places()}
         with draft_tp_context(owns_attention=self.owns_attention):
             outputs = self._accepted.run(DraftWork.of(verified.round, inputs, [batch]))
         self._remember(verified.round.req_pool_indices, outputs["logits"], outputs["stream"])
+        self._note(verified)
+
+    def _note(self, verified: VerifiedRound) -> None:
         if self._adaptive is not None and not self._is_cut_short:
             self._adaptive.note_round(len(verified.counts), [count - 1 for count in verified.counts])
 
@@ -215,6 +225,20 @@ class EagleDrafter:
             return
         with draft_tp_context(owns_attention=self.owns_attention):
             self._accepted.run(self._draft.idle_work(step, [(num_nodes, 1)]))
+
+    def _catch_up(self, round: Round, *, accepted: int = 0) -> None:
+        """Read what these requests have put off, so that a round may draft again."""
+        taken = self._deferred.take(round, accepted=accepted)
+        if taken is not None:
+            batch, hidden = taken
+            self._read(batch, batch.input_ids, hidden)
+
+    def _read(self, batch: ForwardBatch, token_ids: torch.Tensor, hidden: torch.Tensor | None) -> None:
+        """Compute the rows of an EXTEND batch, and remember what each of its requests goes on from."""
+        with draft_tp_context(owns_attention=self.owns_attention):
+            output = self._draft.prompts(batch, token_ids, hidden, scores=True)
+        assert output.hidden is not None
+        self._remember(batch.req_pool_indices, output.logits, output.hidden[last_rows(batch)])
 
     def _remember(self, req_pool_indices: torch.Tensor, logits: torch.Tensor, stream: torch.Tensor) -> None:
         self._streams[req_pool_indices] = stream

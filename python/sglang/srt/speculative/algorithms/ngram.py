@@ -1,8 +1,8 @@
 """Owns NGRAM: what the running requests have written before is proposed again where it fits.
 
-Made by the registry. It has no model: proposals come from a trie of token n-grams on the host of the leader,
-and its peers hear the trees. It must not read prompts of other users into an answer in any other way: a
-proposal is only ever what the target draws itself.
+Made by the registry. It has no model: proposals come from a request's own text and from a trie of token
+n-grams on the host of the leader, and its peers hear the trees. It must not read prompts of other users into
+an answer in any other way: a proposal is only ever what the target draws itself.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from sglang.srt.model_executor.runner.static_batch import ForwardShape
 from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.algorithms.ngram_corpus import NgramCorpus
+from sglang.srt.speculative.algorithms.ngram_own_text import LEAST_MATCH, OWN_TEXT, continuation
 from sglang.srt.speculative.algorithms.ngram_tree import NgramTrees
 from sglang.srt.speculative.base_spec_worker import Proposal
 from sglang.srt.speculative.round_batch import Round
 from sglang.srt.speculative.verify import VerifiedRound
 
+#: Tokens of a text that the corpus may lack.
+_MOST_LATE = 16
+
 
 class NgramDrafter:
-    """Drafts from the texts that were generated since the start."""
+    """Drafts from the texts that were generated since the start, and from a request's own."""
 
     captures_hidden = False
     kv_specs: Sequence[KVSpec] = ()
@@ -36,7 +40,11 @@ class NgramDrafter:
         self._corpus = corpus
         self._trees = trees
         self._num_nodes = self.slots_per_step = num_nodes
-        self.num_recent_ids = corpus.max_depth - 1
+        self._window = corpus.max_depth - 1
+        self.num_recent_ids = max(self._window, OWN_TEXT)
+        #: By row of the request table: the length of its text, and how many of its last tokens the corpus
+        #: lacks. Rounds without guesses put them off: one by one they cost a walk for each place of a window.
+        self._late: dict[int, tuple[int, int]] = {}
 
     def init_pools(self, pools: KVPools) -> None:
         """Nothing is cached for a draft."""
@@ -60,21 +68,60 @@ class NgramDrafter:
         if num_nodes == 1:
             return Proposal.nothing(round)
         assert round.recent_ids is not None  # the scheduler was asked for them
-        if get_parallel().is_attn_tp_leader:
-            packed = torch.tensor([self._trees.propose(ids) for ids in round.recent_ids])  # [batch, 2, N]
-        else:  # overwritten by the leader's
-            packed = torch.zeros(round.batch_size, 2, num_nodes, dtype=torch.int64)
+        parallel = get_parallel()
+        found: list[tuple[list[int], list[int]] | None] = []
+        if parallel.is_attn_tp_leader:
+            self._learn(round, round.recent_ids, [0] * round.batch_size, most_late=0)
+            found = [self._tree(ids) for ids in round.recent_ids]
+        if parallel.attn_dp_size == 1 and not self._is_any(found):  # replicas verify equally many nodes
+            return Proposal.nothing(round)
+        # Of a peer: overwritten by the leader's.
+        packed = torch.zeros(round.batch_size, 2, num_nodes, dtype=torch.int64)
+        for b, tree in enumerate(found):
+            packed[b] = torch.tensor(tree or self._padding(round.recent_ids[b][-1]))
         token_ids, parents = packed.to(round.root_ids.device).unbind(dim=1)
         return Proposal(DraftTree(token_ids, parents))
+
+    def _tree(self, token_ids: list[int]) -> tuple[list[int], list[int]] | None:
+        """What is proposed after a text; None where it is like nothing that was there before."""
+        own, _ = continuation(token_ids, self._num_nodes - 1)
+        return self._trees.propose(token_ids, first=own, least_match=LEAST_MATCH)
+
+    def _padding(self, root_id: int) -> tuple[list[int], list[int]]:
+        """A tree of nodes under the root that mean nothing."""
+        rest = self._num_nodes - 1
+        return [root_id] + [0] * rest, [-1] + [0] * rest
+
+    @staticmethod
+    def _is_any(found: list[tuple[list[int], list[int]] | None]) -> bool:
+        """Whether the leader of the attention-TP group has found something for a request of this round."""
+        parallel = get_parallel()
+        is_any = any(tree is not None for tree in found)
+        if parallel.attn_tp_size == 1:
+            return is_any
+        return bool(parallel.attn_tp_group.broadcast(torch.tensor([int(is_any)]), src=0))
 
     def after_accepted(self, verified: VerifiedRound) -> None:
         if not get_parallel().is_attn_tp_leader:
             return
         recent_ids = verified.round.recent_ids
         assert recent_ids is not None
-        for before, drawn in zip(recent_ids, verified.drawn, strict=True):
-            if drawn:
-                self._corpus.insert([*before, *drawn], len(drawn))
+        texts = [[*before, *drawn] for before, drawn in zip(recent_ids, verified.drawn, strict=True)]
+        news = [len(drawn) for drawn in verified.drawn]
+        self._learn(verified.round, texts, news, most_late=0 if verified.width > 1 else _MOST_LATE)
+
+    def _learn(
+        self, round: Round, texts: Sequence[list[int]], news: Sequence[int], *, most_late: int
+    ) -> None:
+        """Add what texts ended in since they were learnt from; up to `most_late` tokens of each may wait."""
+        rows = round.req_pool_indices.tolist()
+        for row, length, text, num_new in zip(rows, round.lengths_list, texts, news, strict=True):
+            known, late = self._late.pop(row, (length, 0))
+            late = num_new + (late if known == length else 0)  # else the row has got another request
+            if late > most_late:
+                self._corpus.insert(text[-(self._window + late) :], late)
+            elif late:
+                self._late[row] = (length + num_new, late)
 
     def idle_prompts(self, step: DpStep) -> None:
         """Nothing is exchanged."""

@@ -64,14 +64,25 @@ class NgramTrees:
             for length in range(1, longest + 1)
         ]
 
-    def propose(self, token_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    def propose(
+        self, token_ids: Sequence[int], *, first: Sequence[int] = (), least_match: int = 1
+    ) -> tuple[list[int], list[int]] | None:
         """The tree after a text, which is not empty: (token_ids [N], parents [N]) in breadth-first order.
 
-        The root is the last token of the text. The last `max_depth - 1` tokens are read.
+        The root is the last token of the text. The last `max_depth - 1` tokens are read. `first` are tokens
+        that are proposed before anything else, as a chain of at most N - 1; without them None where no end of
+        the text of `least_match` tokens or more is held (1: a tree in any case).
         """
-        tree = _GrowingTree(token_ids[-1], self._num_nodes)
         anchors = self._corpus.anchors(token_ids)
-        if self._match_type is MatchType.BFS:
+        if least_match > 1 and not first and (not anchors or anchors[0][1] < least_match):
+            return None
+        tree = _GrowingTree(token_ids[-1], self._num_nodes)
+        parent = 0
+        for token_id in first:
+            parent = tree.child(parent, token_id)
+        if tree.is_full:
+            pass
+        elif self._match_type is MatchType.BFS:
             self._grow_by_level(tree, anchors)
         else:
             self._grow_by_share(tree, anchors)

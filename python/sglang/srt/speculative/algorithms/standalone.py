@@ -23,7 +23,9 @@ from sglang.srt.model_executor.runner.static_batch import ForwardShape
 from sglang.srt.model_executor.runner_backend.base import GraphBackend
 from sglang.srt.model_executor.runner_utils.buffers import BufferSpec
 from sglang.srt.models.common.decoder import DecoderForCausalLM
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import Proposal
+from sglang.srt.speculative.deferred_rows import DeferredRows
 from sglang.srt.speculative.draft_graph_runner import DraftUnitRunner, DraftWork, verify_shape
 from sglang.srt.speculative.draft_runner import (
     DraftRunner,
@@ -59,6 +61,7 @@ class StandaloneDrafter:
     ) -> None:
         self._shape = shape
         self._reach = reach
+        self._deferred = DeferredRows()
         # The rows of a request on each level: the root, then one frontier a level but the last one.
         self._widths = [1, *[shape.topk] * (shape.num_steps - 1)]
         self.slots_per_step = max(
@@ -113,12 +116,13 @@ class StandaloneDrafter:
         return recorded_graphs((self._levels, self._accepted))
 
     def after_prompts(self, batch: ForwardBatch, hidden: torch.Tensor | None, next_ids: torch.Tensor) -> None:
-        with draft_tp_context(owns_attention=self.owns_attention):
-            self._draft.prompts(batch, batch.input_ids, None, scores=False)
+        self._deferred.forget(batch.req_pool_indices)
+        self._read(batch)
 
     def propose(self, round: Round, num_nodes: int) -> Proposal:
         if num_nodes == 1:
             return Proposal.nothing(round)
+        self._catch_up(round)
         batches = []
         for level, width in enumerate(self._widths):
             batch = round.draft_level(level + 1, width, first=sum(self._widths[:level]))
@@ -128,9 +132,25 @@ class StandaloneDrafter:
         return Proposal(DraftTree(**outputs, is_chain=self._shape.is_chain))
 
     def after_accepted(self, verified: VerifiedRound) -> None:
+        if verified.width == 1 and get_parallel().attn_dp_size == 1:  # idle replicas put nothing off
+            self._deferred.put_off(verified, verified.node_ids[:, 0].tolist())
+            if self._deferred.is_due:
+                self._catch_up(verified.round, accepted=1)
+            return
         batch = verified.draft_batch(verified.node_ids, logit_rows_each=0)
         with draft_tp_context(owns_attention=self.owns_attention):
             self._accepted.run(DraftWork.of(verified.round, {}, [batch]))
+
+    def _catch_up(self, round: Round, *, accepted: int = 0) -> None:
+        """Read what these requests have put off, so that a round may draft again."""
+        taken = self._deferred.take(round, accepted=accepted)
+        if taken is not None:
+            self._read(taken[0])
+
+    def _read(self, batch: ForwardBatch) -> None:
+        """Compute the rows of an EXTEND batch."""
+        with draft_tp_context(owns_attention=self.owns_attention):
+            self._draft.prompts(batch, batch.input_ids, None, scores=False)
 
     def idle_prompts(self, step: DpStep) -> None:
         with draft_tp_context(owns_attention=self.owns_attention):

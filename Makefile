@@ -3,6 +3,7 @@
 # make kernels    build the compiled kernels (g++ 11 or newer) and install them; the engine runs without them, slower
 # make lint       ruff, mypy and the house checks
 # make test       lint, compiled kernels (needs g++) and every test that needs no GPU
+# make kernel-tests-qemu   kernels at base and avx2 under qemu-user, where qemu-x86_64 is installed
 # make clean      remove .venv, build folders and caches
 #
 # PYTHON=python3  which Python makes the environment, 3.11 or newer
@@ -16,7 +17,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-builtin-rules
 .DELETE_ON_ERROR:
-.PHONY: help setup kernels kernels-if-possible serve test lint lint-checks lanes kernel-tests torch-tests installed clean
+.PHONY: help setup kernels kernels-if-possible serve test lint lint-checks lanes kernel-tests kernel-tests-qemu torch-tests installed clean
 
 VENV ?= .venv
 WHEEL ?= 0
@@ -115,8 +116,13 @@ lint-checks:
 lanes:
 	$(QUIET_THREADS) $(PY) -P scripts/run_suite.py
 
+# Levels that the processor lacks are emulated; one line says which.
 kernel-tests:
-	$(QUIET_THREADS) $(PY) -P -m pytest -q -p no:cacheprovider sgl-kernel/tests
+	$(QUIET_THREADS) $(PY) -P scripts/run_kernel_tests.py
+
+# Needs qemu-x86_64 (qemu-user): base and avx2 on processors that have nothing above them. Takes minutes.
+kernel-tests-qemu:
+	$(QUIET_THREADS) $(PY) -P scripts/run_kernel_tests.py --qemu
 
 # What has a compiled form, once more without it: the other lanes run with the kernels.
 torch-tests:

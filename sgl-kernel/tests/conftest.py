@@ -7,12 +7,12 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from isa_levels import LEVELS, supported_levels
+from isa_levels import LEVELS, why_untested
 
 
 @pytest.fixture(params=LEVELS)
 def level(request):
-    """Each instruction set, also where a test must be skipped because the processor lacks it."""
-    if request.param not in supported_levels():
-        pytest.skip(f"this processor has no {request.param}")
+    """Each instruction set, also where a test must be skipped because it cannot run here."""
+    if why := why_untested(request.param):
+        pytest.skip(why)
     return request.param

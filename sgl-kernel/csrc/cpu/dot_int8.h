@@ -56,10 +56,7 @@ struct Int8Step {
     for (int64_t j = 0; j < Lanes; ++j) w[j] = _mm512_loadu_si512(weight + j * sizeof(Whole));
     for (int64_t r = 0; r < Rows; ++r) {
       const Whole value = _mm512_set1_epi32(four_bytes(x + r * stride));
-      for (int64_t j = 0; j < Lanes; ++j) {
-        // Not the intrinsic: g++ 12 moves its sums between registers and the stack, which halves the rate.
-        asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][j]) : "v"(value), "v"(w[j]));
-      }
+      for (int64_t j = 0; j < Lanes; ++j) add_four_products(sums[r][j], value, w[j]);
     }
   }
 #elif defined(SGL_ISA_avx512)

@@ -43,13 +43,14 @@ const char* isa_name(Isa level) {
 }
 
 bool isa_supported(Isa level) {
+  if (is_emulated) return is_built(level);
   switch (level) {
     case Isa::avx512_vnni_bf16:
       return isa_supported(Isa::avx512) && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
-    case Isa::avx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Isa::avx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     default: return true;
   }
 }

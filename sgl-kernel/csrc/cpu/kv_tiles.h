@@ -37,9 +37,6 @@ inline void add_products(const float* const* strips, const float* q, int64_t dim
 
 #if defined(SGL_ISA_avx512_vnni_bf16)
 
-// sum += the two products of bf16 in each lane. Not the intrinsic: with it g++ 12 keeps such sums on the stack.
-inline void add_two_products(__m512& sum, __m512i a, __m512i b) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
-
 template <int64_t Count, int64_t Strips>
 inline void add_products(const bf16* const* strips, const bf16* q, int64_t dim, Vec (&sums)[Count][Strips]) {
   for (int64_t pair = 0; 2 * pair < dim; ++pair) {
@@ -47,7 +44,7 @@ inline void add_products(const bf16* const* strips, const bf16* q, int64_t dim, 
 #pragma GCC unroll 8
     for (int64_t t = 0; t < Strips; ++t) {
       keys[t] = _mm512_loadu_si512(strips[t] + pair * 2 * kBlockSlots);
-      asm("" : "+v"(keys[t]));  // else it is loaded once more for each query
+      keep(keys[t]);
     }
 #pragma GCC unroll 8
     for (int64_t i = 0; i < Count; ++i) {

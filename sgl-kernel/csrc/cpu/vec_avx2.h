@@ -1,7 +1,7 @@
 // `Vec` with AVX2 and FMA: eight floats.
 #pragma once
 
-#include <immintrin.h>
+#include "x86.h"
 
 SGL_KERNEL_BEGIN
 

@@ -1,7 +1,7 @@
 // `Vec` with AVX512 (F, BW, DQ, VL): sixteen floats.
 #pragma once
 
-#include <immintrin.h>
+#include "x86.h"
 
 SGL_KERNEL_BEGIN
 

@@ -82,6 +82,16 @@ struct SiluAndMul {
   int64_t size, stride;
 };
 
+// out[row] = the sum over `top` experts of weight * y[place], in their order; a place below zero is left out.
+template <typename T>
+struct CombineExperts {
+  const float* y;          // [places, size]
+  const int64_t* places;   // [rows, top]
+  const float* weights;    // [rows, top]
+  T* out;                  // [rows, size], rows `stride` apart
+  int64_t top, size, stride;
+};
+
 // The highest number of each row: the lowest id of it, and whether all numbers of the row are finite.
 struct ArgmaxRows {
   const float* x;   // [rows, count], rows `stride` apart
@@ -264,6 +274,8 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void rotate_heads(const RotateHeads<bf16>& call, int64_t begin, int64_t end);                                       \
   void silu_and_mul(const SiluAndMul<float>& call, int64_t begin, int64_t end);                                       \
   void silu_and_mul(const SiluAndMul<bf16>& call, int64_t begin, int64_t end);                                        \
+  void combine_experts(const CombineExperts<float>& call, int64_t begin, int64_t end);                                \
+  void combine_experts(const CombineExperts<bf16>& call, int64_t begin, int64_t end);                                 \
   void argmax_rows(const ArgmaxRows& call, int64_t begin, int64_t end);                                               \
   void reduce_pieces(const Reduction& call);                                                                          \
   void sample_rows(const SampleRows& call, void* scratch, int64_t begin, int64_t end);                                \

@@ -8,8 +8,11 @@
 
 namespace sgl {
 
-// It grows to what the largest call needed, and is kept. Each `Use` has memory of its own.
-template <typename Use = void>
+// Who asks for it: a kernel for what it needs itself, or a call that holds it while its shares run kernels on this thread too.
+enum class Scratch { of_kernel, of_call };
+
+// It grows to what the largest call needed, and is kept.
+template <Scratch = Scratch::of_kernel>
 inline void* scratch_of(int64_t bytes) {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }

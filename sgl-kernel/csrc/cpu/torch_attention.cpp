@@ -25,9 +25,6 @@ constexpr double kNanosecondsOfShare = 10e3;
 // So many passes for each thread are even enough without a cut through them.
 constexpr int64_t kPassesOfThread = 8;
 
-// Memory of the thread that calls, beside what its own share needs.
-struct Pieces;
-
 const int64_t* numbers_of(const Tensor& tensor, const char* name, int64_t dims) {
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous() && tensor.dim() == dims,
                   "attention: ", name, " is contiguous int64 with ", dims, " dimensions");
@@ -92,7 +89,7 @@ void attend(sgl::PagedAttention<T, Cache> call) {
   const int64_t threads = sgl::threads_worth(torch::stable::get_num_threads(), nanoseconds);
   if (threads == 1) return kernel(call, sgl::scratch_of(bytes), 0, 1);
   const int64_t floats = floats_of_pieces(call, threads);
-  if (floats > 0) call.pieces = static_cast<float*>(sgl::scratch_of<Pieces>(floats * static_cast<int64_t>(sizeof(float))));
+  if (floats > 0) call.pieces = static_cast<float*>(sgl::scratch_of<sgl::Scratch::of_call>(floats * static_cast<int64_t>(sizeof(float))));
   const int64_t wanted = static_cast<int64_t>(nanoseconds / kNanosecondsOfShare);
   const int64_t shares = wanted < threads ? threads : wanted < 8 * threads ? wanted : 8 * threads;
   sgl::for_shares(threads, shares, [&](int64_t share) { kernel(call, sgl::scratch_of(bytes), share, shares); });

@@ -7,6 +7,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "linear_cost.h"
 #include "ops.h"
 #include "pick.h"
 #include "record.h"
@@ -18,34 +19,25 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// What one thread does in a nanosecond, roughly: it reads so many bytes of a weight, or makes so many products.
-constexpr double kBytesANanosecond = 25;
-constexpr double kProductsANanosecond = 200;
-// Shares are short enough that a late thread holds nobody long, and rows of one many enough that reading the weight again costs little.
-constexpr double kNanosecondsOfShare = 50e3;
-constexpr int64_t kRowsOfShare = 96;
-
-int64_t up_to(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+using sgl::up_to;
 
 // A call is cut by its rows where there are many, since each share makes something of its rows first, and by its outputs otherwise.
 struct Cut {
   int64_t rows = 1, outputs = 1;
 
   Cut(int64_t num_rows, int64_t threads, double nanoseconds) {
-    if (num_rows >= threads * kRowsOfShare / 2) {
-      rows = up_to((num_rows + kRowsOfShare - 1) / kRowsOfShare, threads);
+    if (num_rows >= threads * sgl::kRowsOfShare / 2) {
+      rows = up_to((num_rows + sgl::kRowsOfShare - 1) / sgl::kRowsOfShare, threads);
     } else {
-      const int64_t wanted = up_to(static_cast<int64_t>(nanoseconds / kNanosecondsOfShare), threads);
-      outputs = wanted < threads ? threads : wanted < 4 * threads ? wanted : 4 * threads;
+      outputs = sgl::shares_worth(threads, nanoseconds);
     }
   }
 };
 
 template <typename T, typename Out, typename Kernel>
 void run_shares(const sgl::Linear<T, Out>& call, const Tensor& weight, const Kernel& kernel) {
-  const double reading = static_cast<double>(weight.numel() * weight.element_size()) / kBytesANanosecond;
-  const double making = static_cast<double>(call.rows * call.in * call.outputs) / kProductsANanosecond;
-  const double nanoseconds = reading > making ? reading : making;
+  const double nanoseconds = sgl::linear_nanoseconds(static_cast<double>(weight.numel() * weight.element_size()),
+                                                     static_cast<double>(call.rows * call.in * call.outputs));
   sgl::submit([=] {
     const int64_t threads = sgl::threads_worth(torch::stable::get_num_threads(), nanoseconds);
     if (threads == 1) return kernel(call, sgl::scratch_of(sgl::linear_scratch_bytes(call.rows, call.in)), 0, 1);

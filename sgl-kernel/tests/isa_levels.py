@@ -59,7 +59,7 @@ def why_untested(level):
     return f"this processor has no {level}; `make kernel-tests` emulates it"
 
 
-def tested_levels():
+def levels_to_test():
     return [level for level in LEVELS if not why_untested(level)]
 
 

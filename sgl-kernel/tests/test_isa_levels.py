@@ -35,14 +35,14 @@ def test_a_level_is_tested_where_it_runs_and_else_a_sentence_says_why_not(monkey
     monkeypatch.delenv("SGL_KERNEL_QEMU", raising=False)
     monkeypatch.setattr(isa_levels, "supported_levels", lambda: ["base", "avx2"])
     monkeypatch.setattr(isa_levels, "emulation", lambda: {"emulated": [], "lacking": {}})
-    assert isa_levels.tested_levels() == ["base", "avx2"]
+    assert isa_levels.levels_to_test() == ["base", "avx2"]
     assert "no avx512; `make kernel-tests` emulates it" in isa_levels.why_untested("avx512")
     says = {"emulated": ["avx512"], "lacking": {"avx512_vnni_bf16": ["_mm512_dpbusd_epi32"]}}
     monkeypatch.setattr(isa_levels, "emulation", lambda: says)
-    assert isa_levels.tested_levels() == ["base", "avx2", "avx512"]
+    assert isa_levels.levels_to_test() == ["base", "avx2", "avx512"]
     assert "lacks _mm512_dpbusd_epi32, which avx512_vnni_bf16" in isa_levels.why_untested("avx512_vnni_bf16")
     monkeypatch.setenv("SGL_KERNEL_QEMU", "/usr/bin/qemu-x86_64")
-    assert isa_levels.tested_levels() == ["base", "avx2"] == list(isa_levels.QEMU_PROCESSORS)
+    assert isa_levels.levels_to_test() == ["base", "avx2"] == list(isa_levels.QEMU_PROCESSORS)
 
 
 LOG = """\

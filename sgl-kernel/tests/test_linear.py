@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from isa_levels import answers_at, tested_levels
+from isa_levels import answers_at, levels_to_test
 
 from sgl_kernel.linear import (
     BlockForm,
@@ -213,7 +213,7 @@ def test_the_levels_agree_on_quantized_products_but_for_the_rounding_of_their_su
     """Whole numbers are exact at every level; a saturating one would be off by far more than this."""
     weight, x = block_weight(BlockForm.Q8, 64, 320), draw(5, 320) * 50
     call = [(x, pack_blocks(weight), None, torch.empty(5, 64), BlockForm.Q8)]
-    answers = [answers_at(found, BLOCK_BODY, call, tmp_path)[0] for found in tested_levels()]
+    answers = [answers_at(found, BLOCK_BODY, call, tmp_path)[0] for found in levels_to_test()]
     for answer in answers[1:]:
         torch.testing.assert_close(answer, answers[0], rtol=1e-5, atol=1e-3)
 

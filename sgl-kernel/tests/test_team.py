@@ -100,9 +100,9 @@ def row_cases(rows):
 
 def attention_cases():
     cases = {
-        "a prompt": make_case((9, 3, 64), [(300, 300)], torch.float32),
-        "steps": make_case((9, 3, 64), [(500, 1)] * 9, torch.bfloat16),
-        "drafts": make_case((4, 2, 64), [(400, 12), (512, 12)], torch.float32, tail=12),
+        "a prompt": make_case((9, 3, 64), [(300, 300)], "float32"),
+        "steps": make_case((9, 3, 64), [(500, 1)] * 9, "bfloat16"),
+        "drafts": make_case((4, 2, 64), [(400, 12), (512, 12)], "float32", tail=12),
     }
     return {name: lambda case=case: paged_attention(*with_out(case)) for name, case in cases.items()}
 

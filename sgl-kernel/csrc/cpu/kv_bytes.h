@@ -31,12 +31,13 @@ struct BytePairs {
     const __m512i odd = second_of_other ? other.both : _mm512_slli_epi32(other.both, 16);
     return {_mm512_mask_blend_epi16(0xaaaaaaaa, even, odd)};
   }
-  void keep() { asm("" : "+v"(both)); }  // else it is loaded once more for each query
 };
+
+inline void keep(BytePairs& loaded) { keep(loaded.both); }
 
 inline void add_two_products(WholeSums& sum, BytePairs a, BytePairs b) {
 #if defined(SGL_ISA_avx512_vnni_bf16)
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum.lanes) : "v"(a.both), "v"(b.both));  // not the intrinsic, as for bf16
+  add_two_products(sum.lanes, a.both, b.both);
 #else
   sum.lanes = _mm512_add_epi32(sum.lanes, _mm512_madd_epi16(a.both, b.both));
 #endif
@@ -72,8 +73,9 @@ struct BytePairs {
     const __m256i odd = second_of_other ? other.both : _mm256_slli_epi32(other.both, 16);
     return {_mm256_blend_epi16(even, odd, 0xaa)};
   }
-  void keep() { asm("" : "+x"(both)); }
 };
+
+inline void keep(BytePairs& loaded) { keep(loaded.both); }
 
 inline void add_two_products(WholeSums& sum, BytePairs a, BytePairs b) {
   sum.lanes = _mm256_add_epi32(sum.lanes, _mm256_madd_epi16(a.both, b.both));
@@ -122,8 +124,9 @@ struct BytePairs {
     }
     return one;
   }
-  void keep() {}
 };
+
+inline void keep(BytePairs&) {}
 
 inline void add_two_products(WholeSums& sum, const BytePairs& a, const BytePairs& b) {
   for (int64_t i = 0; i < Vec::width; ++i) sum.lanes[i] += a.both[2 * i] * b.both[2 * i] + a.both[2 * i + 1] * b.both[2 * i + 1];

@@ -83,7 +83,7 @@ inline void add_products(const int8_t* const* strips, const int16_t* q, int64_t 
 #pragma GCC unroll 8
     for (int64_t t = 0; t < Strips; ++t) {
       keys[t] = BytePairs::load(strips[t] + pair * 2 * kBlockSlots);
-      keys[t].keep();
+      keep(keys[t]);
     }
 #pragma GCC unroll 8
     for (int64_t i = 0; i < Count; ++i) {

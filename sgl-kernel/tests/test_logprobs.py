@@ -6,7 +6,13 @@ import pytest
 import torch
 from isa_levels import answers_at
 
-from sgl_kernel.logprobs import AskedRows, top_logprobs, top_logprobs_reference
+from sgl_kernel.logprobs import (
+    AskedRows,
+    top_logprobs,
+    top_logprobs_reference,
+    top_probs,
+    top_probs_reference,
+)
 
 BODY = """
 from sgl_kernel.logprobs import AskedRows, top_logprobs
@@ -98,6 +104,38 @@ def test_a_token_has_one_value_wherever_it_is_listed(level, tmp_path):
     assert torch.equal(ids, best) and torch.equal(own.view(3, 9), top)
 
 
+PROBS = """
+from sgl_kernel.logprobs import top_probs
+for case in cases:
+    answers.append(top_probs(*case))
+"""
+
+
+def test_the_best_tokens_come_with_their_share_of_the_softmax(level, tmp_path):
+    cases = [
+        (random(1, 1), 1),
+        (random(3, 17, scale=4.0), 5),
+        (random(4, 8192, scale=3.0), 4),
+        (random(5, 5001, scale=0.1)[:, 3:4900], 8),
+        (random(3, 900).round(), 64),
+        (random(2, 70), 70),
+        (random(2, 70), 0),
+        (random(0, 70), 3),
+    ]
+    cases[2][0][:, ::2] = -math.inf
+    for case, (ids, probs) in zip(cases, answers_at(level, PROBS, cases, tmp_path), strict=True):
+        wanted = top_probs_reference(*case)
+        assert torch.equal(ids, wanted[0])
+        torch.testing.assert_close(probs, wanted[1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_row_that_is_not_finite_has_no_probable_token(level, tmp_path):
+    logits = random(4, 90)
+    logits[0, 80], logits[1, 3], logits[2] = math.nan, math.inf, -math.inf
+    ((ids, probs),) = answers_at(level, PROBS, [(logits, 3)], tmp_path)
+    assert ids[:3].tolist() == [[0, 1, 2]] * 3 and not probs[:3].any() and probs[3].all()
+
+
 LONGS, ONES = torch.zeros(2, dtype=torch.int64), torch.ones(2)
 
 
@@ -128,7 +166,22 @@ def test_arguments_that_do_not_fit_are_refused(arguments, said):
         call(**arguments)
 
 
-def test_the_operator_keeps_torchs_rules():
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((random(2, 8).double(), 1), "float32"),
+        ((random(8, 2).t(), 1), "row of logits is contiguous"),
+        ((random(2, 8), 9), "9 of 8 tokens"),
+    ],
+)
+def test_more_than_there_is_cannot_be_best(arguments, said):
+    with pytest.raises(RuntimeError, match=said):
+        top_probs(*arguments)
+
+
+def test_the_operators_keep_torchs_rules():
+    best = torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, 4)
+    torch.library.opcheck(torch.ops.sgl_kernel.top_probs.default, (random(3, 90), *best))
     logits, numbers, divisors, ids, most = asked(random(3, 90), 4)
     outs = (torch.empty(len(ids)), torch.zeros(3, most), torch.zeros(3, most, dtype=torch.int64))
     torch.library.opcheck(torch.ops.sgl_kernel.top_logprobs.default, (logits, numbers, divisors, ids, *outs))

@@ -202,6 +202,20 @@ def test_a_row_without_a_token_says_why_wherever_the_number_stands(level, top_k,
     assert all(bool(((ids >= 0) & (ids < 1030)).all()) for ids, _ in found)
 
 
+def test_rows_are_those_of_their_places():
+    logits = random(9, 700, scale=3.0)
+    limits, streams = torch.cat((limits_of(2), limits_of(2, top_k=1))), torch.arange(8).view(2, 4)
+    places = torch.tensor([7, 0, 7, 3])
+    expected = sample_rows(logits[places], limits, streams)
+    assert torch.equal(sample_rows(logits, limits, streams, places=places), expected)
+    nothing = sample_rows(logits, limits[:0], streams[:, :0], places=places[:0])
+    assert nothing.shape == (2, 0)
+    with pytest.raises(RuntimeError, match="places are 0 to 8, got 9"):
+        sample_rows(logits, limits, streams, places=places + 2)
+    with pytest.raises(RuntimeError, match="limits is contiguous"):
+        sample_rows(logits, limits, streams, places=places[:3])
+
+
 def test_masked_tokens_become_minus_infinity_in_the_rows_that_are_named(level, tmp_path):
     cases = []
     for vocab in (1, 31, 32, 33, 300):
@@ -242,7 +256,8 @@ def test_the_operators_keep_torchs_rules():
     streams = torch.zeros_like(out)
     for is_masked in (False, True):
         torch.library.opcheck(
-            torch.ops.sgl_kernel.sample_rows.default, (random(3, 90), limits_of(3), streams, is_masked, out)
+            torch.ops.sgl_kernel.sample_rows.default,
+            (random(3, 90), None, limits_of(3), streams, is_masked, out),
         )
     words = torch.zeros(1, 3, dtype=torch.int32)
     torch.library.opcheck(torch.ops.sgl_kernel.apply_token_bitmask.default, (random(3, 90), words, LONGS[:1]))

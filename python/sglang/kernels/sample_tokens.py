@@ -48,22 +48,38 @@ class RowDraws:
         self._streams = torch.from_numpy(streams)
 
     def sample(
-        self, kernels: ModuleType, logits: torch.Tensor, positions: Sequence[int], *, is_masked: bool
+        self,
+        kernels: ModuleType,
+        logits: torch.Tensor,
+        positions: Sequence[int],
+        places: Sequence[int] | None,
+        *,
+        is_masked: bool,
     ) -> torch.Tensor:
         """`sample_rows` by the compiled kernel."""
         self._positions[:] = positions
         sampled: torch.Tensor = kernels.sampling.sample_rows(
-            logits, self._limits, self._streams, is_masked=is_masked
+            logits,
+            self._limits,
+            self._streams,
+            places=None if places is None else torch.tensor(places, dtype=torch.int64),
+            is_masked=is_masked,
         )
         return sampled
 
 
 def sample_rows(
-    logits: torch.Tensor, draws: RowDraws, positions: Sequence[int], *, is_masked: bool = False
+    logits: torch.Tensor,
+    draws: RowDraws,
+    positions: Sequence[int],
+    *,
+    places: Sequence[int] | None = None,
+    is_masked: bool = False,
 ) -> torch.Tensor:
-    """A token of each row of float32 logits [rows, vocab], which stay as they are: int64 [2, rows].
+    """A token of each row of float32 logits [.., vocab], which stay as they are: int64 [2, rows].
 
-    The first are ids, the others failures.
+    The first are ids, the others failures. `places` are the rows of the logits that are meant, in the order
+    of `draws`; None: all of them.
 
     A row is drawn as `draw` does it with `uniforms(seed, position)`, or gives the lowest id of its highest
     logit. With a logit that is not finite it has failure `NOT_FINITE`. Where rows are masked, minus infinity
@@ -74,7 +90,9 @@ def sample_rows(
     """
     kernels = _kernels(logits)
     if kernels is not None:
-        return draws.sample(kernels, logits, positions, is_masked=is_masked)
+        return draws.sample(kernels, logits, positions, places, is_masked=is_masked)
+    if places is not None:
+        logits = logits[torch.tensor(places, dtype=torch.int64, device=logits.device)]
     if is_masked:
         failures = torch.where(torch.isfinite(logits.amax(dim=-1)), 0, NOTHING_TO_DRAW)
     else:

@@ -160,7 +160,8 @@ struct PagedAttention {
 // A token of each row of logits: the best one where top_k is 1, else a draw within the limits. A row with a number that is not finite
 // has failure 1; where rows are masked, minus infinity is allowed, and a row from which nothing can be drawn has failure 2.
 struct SampleRows {
-  const float* logits;       // [rows, vocab], rows `stride` apart
+  const float* logits;       // [.., vocab], rows `stride` apart
+  const int64_t* places;     // [rows]: rows of the logits; null: in order
   const double* limits;      // [rows, temperature | top_k | top_p | min_p]; top_k <= 0 keeps all
   const int64_t* seeds;      // [rows]
   const int64_t* positions;  // [rows]: places in the streams of the seeds
@@ -183,6 +184,14 @@ struct TopLogprobs {
   float* top;               // [asked, most], of which `counts` are written
   int64_t* top_ids;         // the same
   int64_t vocab, stride, most;
+};
+
+// The best tokens of each row of logits with their probabilities, the lower id first where two are equal.
+struct TopProbs {
+  const float* logits;  // [rows, vocab], rows `stride` apart
+  int64_t* ids;         // [rows, count]
+  float* probs;         // [rows, count]
+  int64_t vocab, stride, count;
 };
 
 // Logits of tokens that are not allowed become minus infinity: those whose bit, from the lowest of a word, is 0.
@@ -280,6 +289,7 @@ constexpr int64_t linear_scratch_bytes(int64_t rows, int64_t in) {
   void reduce_pieces(const Reduction& call);                                                                          \
   void sample_rows(const SampleRows& call, void* scratch, int64_t begin, int64_t end);                                \
   void top_logprobs(const TopLogprobs& call, void* scratch, int64_t begin, int64_t end);                              \
+  void top_probs(const TopProbs& call, void* scratch, int64_t begin, int64_t end);                                    \
   void apply_token_bitmask(const TokenBitmask& call, int64_t begin, int64_t end);                                     \
   }
 

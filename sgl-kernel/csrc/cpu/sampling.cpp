@@ -276,7 +276,7 @@ class Draw {
 
 void sample_rows(const SampleRows& call, void* scratch, int64_t begin, int64_t end) {
   for (int64_t at = begin; at < end; ++at) {
-    LogitRow row(call.logits + at * call.stride, call.vocab, scratch);
+    LogitRow row(call.logits + (call.places == nullptr ? at : call.places[at]) * call.stride, call.vocab, scratch);
     call.ids[at] = 0;
     call.failures[at] = 0;
     if (!row.is_finite() && !(call.is_masked && row.is_drawable())) {

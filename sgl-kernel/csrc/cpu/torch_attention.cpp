@@ -205,9 +205,55 @@ void paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tenso
   }
 }
 
+template <typename T>
+void move_slots(T* kv, int64_t planes, int64_t blocks, int64_t padded_dim, const int64_t* sources, const int64_t* targets, int64_t count) {
+  using Block = sgl::KvBlock<T>;
+  constexpr int64_t scale = Block::has_scales ? sizeof(float) : 0;
+  const auto each = [&](const int64_t* slots, T* at, const auto& copy) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t block = slots[i] / sgl::kBlockSlots, slot = slots[i] % sgl::kBlockSlots;
+      for (int64_t plane = 0; plane < planes; ++plane, at += padded_dim + scale) {
+        T* numbers = kv + (plane * blocks + block) * Block::size(padded_dim);
+        for (int64_t d = 0; d < padded_dim; ++d) {
+          copy(numbers[2 * plane < planes ? Block::key_place(slot, d) : Block::value_place(slot, d, padded_dim)], at[d]);
+        }
+        T* own_scale = numbers + sgl::kBlockSlots * padded_dim + slot * scale;
+        for (int64_t byte = 0; byte < scale; ++byte) copy(own_scale[byte], at[padded_dim + byte]);
+      }
+    }
+  };
+  T* kept = static_cast<T*>(sgl::scratch_of(count * planes * (padded_dim + scale) * static_cast<int64_t>(sizeof(T))));
+  each(sources, kept, [](T& stored, T& out) { out = stored; });  // all before any is written: a slot may be in both
+  each(targets, kept, [](T& stored, T& out) { stored = out; });
+}
+
+// What lies in some slots goes to others, bit for bit.
+void move_kv(Tensor kv, Tensor sources, Tensor targets) {
+  const int64_t bytes = kv.element_size();
+  STD_TORCH_CHECK(kv.dim() == 3 && kv.is_contiguous() && kv.size(0) % 2 == 0 && (bytes == 1 || bytes == 2 || bytes == 4),
+                  "move_kv: kv is a contiguous cache [2 * kv heads, blocks, numbers of a block] of 8, 16 or 32 bits");
+  const int64_t numbers = kv.size(2) - (bytes == 1 ? sgl::kBlockSlots * static_cast<int64_t>(sizeof(float)) : 0);
+  STD_TORCH_CHECK(numbers > 0 && numbers % (sgl::kBlockSlots * 16) == 0, "move_kv: a block has ", kv.size(2), " numbers, which is no cache");
+  const int64_t *from = numbers_of(sources, "sources", 1), *to = numbers_of(targets, "targets", 1);
+  const int64_t count = sources.size(0), planes = kv.size(0), blocks = kv.size(1), padded_dim = numbers / sgl::kBlockSlots;
+  STD_TORCH_CHECK(targets.size(0) == count, "move_kv: ", count, " sources and ", targets.size(0), " targets");
+  void* cache = kv.mutable_data_ptr();
+  sgl::submit([=] {
+    for (int64_t i = 0; i < 2 * count; ++i) {
+      const int64_t slot = i < count ? from[i] : to[i - count];
+      STD_TORCH_CHECK(slot >= 0 && slot < blocks * sgl::kBlockSlots, "move_kv: slot ", slot, " of ", blocks * sgl::kBlockSlots);
+    }
+    const auto move = [&]<typename T>(T* typed) { move_slots(typed, planes, blocks, padded_dim, from, to, count); };
+    bytes == 1   ? move(static_cast<uint8_t*>(cache))
+    : bytes == 2 ? move(static_cast<uint16_t*>(cache))
+                 : move(static_cast<uint32_t*>(cache));
+  });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
+  m.def("move_kv(Tensor(a!) kv, Tensor sources, Tensor targets) -> ()");
   m.def(
       "paged_attention(Tensor q, Tensor kv, Tensor table, Tensor table_rows, Tensor first_rows, Tensor lengths, "
       "Tensor? tail_mask, Tensor(a!) out, float scale) -> ()");
@@ -215,6 +261,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
+  m.impl("move_kv", TORCH_BOX(&move_kv));
   m.impl("paged_attention", TORCH_BOX(&paged_attention));
   m.impl("store_kv", TORCH_BOX(&store_kv));
 }

@@ -4,6 +4,8 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <optional>
+
 #include "ops.h"
 #include "pick.h"
 #include "record.h"
@@ -44,9 +46,10 @@ bool is_row_of(const Tensor& tensor, ScalarType type, int64_t count) {
   return tensor.scalar_type() == type && tensor.dim() == 1 && tensor.size(0) == count && tensor.is_contiguous();
 }
 
-void sample_rows(Tensor logits, Tensor limits, Tensor streams, bool is_masked, Tensor out) {
+void sample_rows(Tensor logits, std::optional<Tensor> places, Tensor limits, Tensor streams, bool is_masked, Tensor out) {
   check_logits(logits, "sample_rows");
-  const int64_t rows = logits.size(0);
+  const int64_t rows = places ? places->size(0) : logits.size(0), num_rows = logits.size(0);
+  STD_TORCH_CHECK(!places || is_row_of(*places, ScalarType::Long, rows), "sample_rows: places is contiguous int64 [rows]");
   STD_TORCH_CHECK(limits.scalar_type() == ScalarType::Double && limits.dim() == 2 && limits.size(0) == rows && limits.size(1) == 4 &&
                       limits.is_contiguous(),
                   "sample_rows: limits is contiguous float64 [rows, temperature | top_k | top_p | min_p]");
@@ -57,18 +60,23 @@ void sample_rows(Tensor logits, Tensor limits, Tensor streams, bool is_masked, T
   if (rows == 0) return;
   using Kernel = void (*)(const sgl::SampleRows&, void*, int64_t, int64_t);
   const Kernel kernel = SGL_PICK(Kernel, sample_rows);
-  const auto* places = static_cast<const int64_t*>(streams.const_data_ptr());
+  const auto* seeds = static_cast<const int64_t*>(streams.const_data_ptr());
   auto* results = static_cast<int64_t*>(out.mutable_data_ptr());
   const sgl::SampleRows call{static_cast<const float*>(logits.const_data_ptr()),
+                             places ? static_cast<const int64_t*>(places->const_data_ptr()) : nullptr,
                              static_cast<const double*>(limits.const_data_ptr()),
-                             places,
-                             places + rows,
+                             seeds,
+                             seeds + rows,
                              results,
                              results + rows,
                              logits.size(1),
                              logits.stride(0),
                              is_masked};
   sgl::submit([=] {
+    for (int64_t i = 0; call.places != nullptr && i < rows; ++i) {
+      STD_TORCH_CHECK(call.places[i] >= 0 && call.places[i] < num_rows, "sample_rows: places are 0 to ", num_rows - 1, ", got ",
+                      call.places[i]);
+    }
     const double nanoseconds = kNanosecondsOfDraw * static_cast<double>(call.vocab);
     sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds, [&](int64_t begin, int64_t end) {
       kernel(call, sgl::scratch_of(sgl::sample_scratch_bytes(call.vocab)), begin, end);
@@ -115,6 +123,27 @@ void top_logprobs(Tensor logits, Tensor asked, Tensor divisors, Tensor ids, Tens
   });
 }
 
+void top_probs(Tensor logits, Tensor ids, Tensor probs) {
+  check_logits(logits, "top_probs");
+  const int64_t rows = logits.size(0), count = ids.dim() == 2 ? ids.size(1) : 0;
+  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long && ids.dim() == 2 && ids.size(0) == rows && ids.is_contiguous() &&
+                      probs.scalar_type() == ScalarType::Float && probs.dim() == 2 && probs.size(0) == rows &&
+                      probs.size(1) == count && probs.is_contiguous(),
+                  "top_probs: ids and probs are contiguous int64 and float32 [rows, count]");
+  STD_TORCH_CHECK(count <= logits.size(1), "top_probs: ", count, " of ", logits.size(1), " tokens");
+  if (rows == 0 || count == 0) return;
+  using Kernel = void (*)(const sgl::TopProbs&, void*, int64_t, int64_t);
+  const Kernel kernel = SGL_PICK(Kernel, top_probs);
+  const sgl::TopProbs call{static_cast<const float*>(logits.const_data_ptr()), static_cast<int64_t*>(ids.mutable_data_ptr()),
+                           static_cast<float*>(probs.mutable_data_ptr()), logits.size(1), logits.stride(0), count};
+  sgl::submit([=] {
+    const double nanoseconds = kNanosecondsOfDraw * static_cast<double>(call.vocab);
+    sgl::for_rows(torch::stable::get_num_threads(), rows, nanoseconds, [&](int64_t begin, int64_t end) {
+      kernel(call, sgl::scratch_of(sgl::logprob_scratch_bytes(call.vocab)), begin, end);
+    });
+  });
+}
+
 void apply_token_bitmask(Tensor logits, Tensor bitmask, Tensor rows) {
   check_logits(logits, "apply_token_bitmask");
   const int64_t count = rows.size(0), words = bitmask.dim() == 2 ? bitmask.size(1) : 0;
@@ -147,14 +176,16 @@ void apply_token_bitmask(Tensor logits, Tensor bitmask, Tensor rows) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
-  m.def("sample_rows(Tensor logits, Tensor limits, Tensor streams, bool is_masked, Tensor(a!) out) -> ()");
+  m.def("sample_rows(Tensor logits, Tensor? places, Tensor limits, Tensor streams, bool is_masked, Tensor(a!) out) -> ()");
   m.def(
       "top_logprobs(Tensor logits, Tensor asked, Tensor divisors, Tensor ids, Tensor(a!) own, Tensor(b!) top, Tensor(c!) top_ids) -> ()");
+  m.def("top_probs(Tensor logits, Tensor(a!) ids, Tensor(b!) probs) -> ()");
   m.def("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor rows) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
   m.impl("sample_rows", TORCH_BOX(&sample_rows));
   m.impl("top_logprobs", TORCH_BOX(&top_logprobs));
+  m.impl("top_probs", TORCH_BOX(&top_probs));
   m.impl("apply_token_bitmask", TORCH_BOX(&apply_token_bitmask));
 }

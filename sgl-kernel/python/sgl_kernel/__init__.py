@@ -20,6 +20,7 @@ from sgl_kernel import (
     sampling,
     shm,
     team,
+    trees,
 )
 from sgl_kernel.norm import fused_add_rmsnorm, rmsnorm, rmsnorm_heads
 
@@ -45,6 +46,7 @@ __all__ = [
     "sampling",
     "shm",
     "team",
+    "trees",
 ]
 
 

@@ -54,7 +54,12 @@ def write_kv(kv: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 def move_kv(kv: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """Copies slots `sources` [n] to slots `targets` [n], bit for bit; a slot may be in both."""
+    """Copies slots `sources` [n] to slots `targets` [n], each named once, bit for bit; a slot may be in both."""
+    torch.ops.sgl_kernel.move_kv(kv, sources, targets)
+
+
+def move_kv_reference(kv: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """The same in torch."""
     _write_rows(kv, targets, *_read_rows(kv, sources))
 
 
@@ -201,4 +206,9 @@ def _paged_attention_fake(
 
 @torch.library.register_fake("sgl_kernel::store_kv")
 def _store_kv_fake(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
+    """Only writes into `kv`."""
+
+
+@torch.library.register_fake("sgl_kernel::move_kv")
+def _move_kv_fake(kv: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """Only writes into `kv`."""

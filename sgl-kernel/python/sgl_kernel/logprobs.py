@@ -1,6 +1,6 @@
-"""Owns log-probabilities of given tokens and of the best ones: the call, and its torch reference.
+"""Owns probabilities of tokens as requests and drafts want them: the calls, and their torch references.
 
-Read by the engine's operation of that name and by the tests.
+Read by the engine's operations of these names and by the tests.
 """
 
 from __future__ import annotations
@@ -51,6 +51,29 @@ def top_logprobs_reference(
     places = torch.arange(len(rows)).repeat_interleave(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)))
     ranked = logprobs.sort(dim=-1, descending=True, stable=True)
     return logprobs[places, asked.ids], ranked.values[:, :most], ranked.indices[:, :most]
+
+
+def top_probs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best `count` tokens of each row of float32 logits [rows, vocab]: int64 and float32 [rows, count].
+
+    Ids, and their share of the softmax over the row; the best first, the lower id first where two are equal.
+    A row that is not finite (minus infinity aside) gives the first ids, and 0 for each.
+    """
+    ids = torch.empty(logits.shape[0], count, dtype=torch.int64)
+    probs = torch.empty(logits.shape[0], count, dtype=torch.float32)
+    torch.ops.sgl_kernel.top_probs(logits, ids, probs)
+    return ids, probs
+
+
+def top_probs_reference(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by a sort, in float64, of rows that are finite or masked."""
+    ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    return ids, logits.double().softmax(dim=-1).gather(1, ids).float()
+
+
+@torch.library.register_fake("sgl_kernel::top_probs")
+def _top_probs_fake(logits: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> None:
+    """Only writes into `ids` and `probs`."""
 
 
 @torch.library.register_fake("sgl_kernel::top_logprobs")

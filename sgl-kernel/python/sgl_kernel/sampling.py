@@ -10,9 +10,16 @@ import torch
 
 
 def sample_rows(
-    logits: torch.Tensor, limits: torch.Tensor, streams: torch.Tensor, *, is_masked: bool = False
+    logits: torch.Tensor,
+    limits: torch.Tensor,
+    streams: torch.Tensor,
+    *,
+    places: torch.Tensor | None = None,
+    is_masked: bool = False,
 ) -> torch.Tensor:
     """A token for each row of float32 logits [rows, vocab]: int64 [2, rows], ids and failures.
+
+    places: int64, the rows of the logits that are meant, in this order; None: all of them.
 
     limits: float64 [rows, 4], temperature (above 0), top_k (0 or less: all), top_p, min_p; with a top_k of 1
     it is the lowest id of the highest logit. streams: int64 [2, rows], seeds of 64 bits and positions: a draw
@@ -22,7 +29,7 @@ def sample_rows(
     a row from which nothing can be drawn has failure 2. The id of a row that failed is 0.
     """
     out = torch.empty_like(streams)
-    torch.ops.sgl_kernel.sample_rows(logits, limits, streams, is_masked, out)
+    torch.ops.sgl_kernel.sample_rows(logits, places, limits, streams, is_masked, out)
     return out
 
 
@@ -49,7 +56,12 @@ def apply_token_bitmask_reference(
 
 @torch.library.register_fake("sgl_kernel::sample_rows")
 def _sample_rows_fake(
-    logits: torch.Tensor, limits: torch.Tensor, streams: torch.Tensor, is_masked: bool, out: torch.Tensor
+    logits: torch.Tensor,
+    places: torch.Tensor | None,
+    limits: torch.Tensor,
+    streams: torch.Tensor,
+    is_masked: bool,
+    out: torch.Tensor,
 ) -> None:
     """Only writes into `out`."""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang.kernels.draft_trees import tree_mask
+
 
 @dataclass(slots=True)
 class SpecInput:
@@ -53,23 +55,15 @@ class DraftTree:
 
     def depths(self) -> torch.Tensor:
         """How many tokens after the root each node stands: [batch, N] int64, 0 for the root."""
-        if self.is_chain:
-            return self.parents + 1
-        return self.ancestor_mask().sum(dim=-1) - 1
+        return self.parents + 1 if self.is_chain else tree_mask(self.parents)[1]
 
     def ancestor_mask(self) -> torch.Tensor:
         """What each node sees of its own tree: [batch, N, N] bool.
 
-        True at [b, i, j] where j is i or one of its ancestors. This is the closure of the parent links:
-        squaring "itself or its parent" doubles the distance that it covers.
+        True at [b, i, j] where j is i or one of its ancestors.
         """
-        batch, num_nodes = self.parents.shape
-        nodes = torch.arange(num_nodes, device=self.parents.device)
         if self.is_chain:
+            batch, num_nodes = self.parents.shape
+            nodes = torch.arange(num_nodes, device=self.parents.device)
             return (nodes[:, None] >= nodes).expand(batch, num_nodes, num_nodes)
-        seen = (self.parents[:, :, None] == nodes) | (nodes[:, None] == nodes)
-        distance = 1
-        while distance < num_nodes - 1:
-            seen = torch.bmm(seen.float(), seen.float()) > 0
-            distance *= 2
-        return seen
+        return tree_mask(self.parents)[0]

@@ -46,29 +46,37 @@ class Sampler:
         states: Sequence[SamplingState],
         logprob_requests: Sequence[LogprobRequest | None] | None = None,
         mask: RowMask | None = None,
+        places: Sequence[int] | None = None,
     ) -> DrawnTokens:
-        """logits [rows, vocab], float32.
+        """logits [rows, vocab], float32; with `places` the rows are these ones, in the order of `states`.
 
         They stay as they are where nothing changes them (no penalty, bias, suppressed end or mask) and no
-        log-probability is asked for; else they are overwritten. Where all rows are greedy besides, nothing
-        here waits for the device.
+        log-probability is asked for, or where there are places; else they are overwritten. Where all rows are
+        greedy and nothing changes them, nothing here waits for the device.
         """
         wants_logprobs = logprob_requests is not None and any(logprob_requests)
         if mask is None and not wants_logprobs and not any(state.changes_logits for state in states):
-            return DrawnTokens(self._sample(logits, states), [None] * len(states))
+            return DrawnTokens(self._sample(logits, states, places), [None] * len(states))
+        if places is not None:
+            logits = logits[torch.tensor(places, dtype=torch.int64, device=logits.device)]
         failures = prepare_rows(logits, states, mask)
         ids = self._sample(logits, states, is_masked=True)[0]
         logprobs = row_logprobs(logits, states, ids, failures, logprob_requests or [None] * len(states))
         return DrawnTokens(torch.stack((ids, failures)), logprobs)
 
     def _sample(
-        self, logits: torch.Tensor, states: Sequence[SamplingState], *, is_masked: bool = False
+        self,
+        logits: torch.Tensor,
+        states: Sequence[SamplingState],
+        places: Sequence[int] | None = None,
+        *,
+        is_masked: bool = False,
     ) -> torch.Tensor:
         if states != self._states:
             self._states = list(states)
             self._draws = RowDraws([_draw_of(state) for state in states])
         positions = [state.num_output for state in states]
-        return sample_rows(logits, self._draws, positions, is_masked=is_masked)
+        return sample_rows(logits, self._draws, positions, places=places, is_masked=is_masked)
 
 
 def _draw_of(state: SamplingState) -> RowDraw:

@@ -12,7 +12,8 @@ from functools import partial
 
 import torch
 
-from sglang.srt.batch.forward_batch import ROW_FAILURES
+from sglang.kernels.draft_trees import follow_best
+from sglang.srt.batch.forward_batch import NOT_FINITE, ROW_FAILURES
 from sglang.srt.batch.logprobs import LogprobRequest
 from sglang.srt.batch.sampling_state import SamplingState
 from sglang.srt.batch.spec_input import DraftTree
@@ -88,9 +89,9 @@ class Walk:
         return Accepted(self.path, self.token_ids, self.failure)
 
 
-#: Draws at the node of each walk, from its logits [walks, vocab], which may be overwritten: the token ids,
-#: and indices into `ROW_FAILURES`.
-DrawAtNodes = Callable[[torch.Tensor, list[Walk]], tuple[list[int], list[int]]]
+#: Draws at the node of each walk, from these rows of the logits [batch * N, vocab], which stay as they are:
+#: the token ids, and indices into `ROW_FAILURES`.
+DrawAtNodes = Callable[[torch.Tensor, list[int], list[Walk]], tuple[list[int], list[int]]]
 
 
 def start_walks(tree: DraftTree, states: Sequence[SamplingState]) -> list[Walk]:
@@ -105,9 +106,8 @@ def walk_levels(walks: Sequence[Walk], logits: torch.Tensor, num_nodes: int, dra
     logits [batch * num_nodes, vocab]: the rows of a request one after another; they stay as they are.
     """
     while under_way := [walk for walk in walks if walk.under_way]:
-        rows = [walk.request * num_nodes + walk.node for walk in under_way]
-        drawn = draw(logits[torch.tensor(rows, device=logits.device)], under_way)
-        for walk, token_id, failure in zip(under_way, *drawn, strict=True):
+        places = [walk.request * num_nodes + walk.node for walk in under_way]
+        for walk, token_id, failure in zip(under_way, *draw(logits, places, under_way), strict=True):
             walk.step(token_id, ROW_FAILURES[failure])
 
 
@@ -133,31 +133,22 @@ def follow(
     `states[b]` is that of request b before this round and is not changed. A node whose parent is negative is
     reached by nobody, so a tree may be padded with such.
     """
-    walks = start_walks(tree, states)
+    plain = [b for b, state in enumerate(states) if mask is None and state.is_plain_greedy]
+    accepted: dict[int, Accepted] = {}
+    if plain:  # no draw depends on the path
+        for b, best in zip(plain, follow_best(logits, tree.token_ids, tree.parents, plain), strict=True):
+            accepted[b] = Accepted(best.nodes, best.token_ids, NOT_FINITE if best.failed else None)
     sampler = Sampler()
-    plain = [walk for walk in walks if mask is None and walk.state.is_plain_greedy]
-    if plain:
-        _follow_best(sampler, plain, logits, tree.num_nodes, everyone=len(plain) == len(walks))
 
-    def draw(rows: torch.Tensor, under_way: list[Walk]) -> tuple[list[int], list[int]]:
-        return sampler(rows, [walk.state for walk in under_way], mask=mask_of_rows(mask, under_way)).read()
+    def draw(logits: torch.Tensor, places: list[int], walks: list[Walk]) -> tuple[list[int], list[int]]:
+        walk_states = [walk.state for walk in walks]
+        return sampler(logits, walk_states, mask=mask_of_rows(mask, walks), places=places).read()
 
-    walk_levels([walk for walk in walks if walk.under_way], logits, tree.num_nodes, draw)
-    return [walk.result() for walk in walks]
-
-
-def _follow_best(
-    sampler: Sampler, walks: list[Walk], logits: torch.Tensor, num_nodes: int, *, everyone: bool
-) -> None:
-    """Walk plain greedy requests: no draw depends on the path, so one call gives those of all their rows."""
-    if not everyone:
-        rows = [walk.request * num_nodes + node for walk in walks for node in range(num_nodes)]
-        logits = logits[torch.tensor(rows, device=logits.device)]
-    best, failures = sampler(logits, [walk.state for walk in walks for _ in range(num_nodes)]).read()
-    for place, walk in enumerate(walks):
-        while walk.under_way:
-            row = place * num_nodes + walk.node
-            walk.step(best[row], ROW_FAILURES[failures[row]])
+    if len(plain) < len(states):
+        walks = [walk for walk in start_walks(tree, states) if walk.request not in accepted]
+        walk_levels(walks, logits, tree.num_nodes, draw)
+        accepted |= {walk.request: walk.result() for walk in walks}
+    return [accepted[b] for b in range(len(states))]
 
 
 def path_logprobs(

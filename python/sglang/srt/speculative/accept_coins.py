@@ -49,7 +49,8 @@ def target_only(
     those of `accept.follow`.
     """
 
-    def draw(rows: torch.Tensor, walks: list[Walk]) -> tuple[list[int], list[int]]:
+    def draw(logits: torch.Tensor, places: list[int], walks: list[Walk]) -> tuple[list[int], list[int]]:
+        rows = logits[torch.tensor(places, device=logits.device)]
         walk_states = [walk.state for walk in walks]
         failures = prepare_rows(rows, walk_states, mask_of_rows(mask, walks))
         probs = target_probs(rows, walk_states)

@@ -14,6 +14,8 @@ from typing import Generic
 import torch
 from torch import nn
 
+from sglang.kernels import draft_trees
+from sglang.kernels.sample_tokens import best_tokens
 from sglang.srt.batch.forward_batch import DpStep, ForwardBatch
 from sglang.srt.batch.spec_input import SpecInput
 from sglang.srt.layers.attention.base_attn_backend import KVPool
@@ -118,9 +120,8 @@ def prompts_step(step: DpStep, *, scores: bool) -> DpStep:
 def best_children(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The `topk` most likely ids of each row [rows, topk], and their probabilities; a chain needs none."""
     if topk == 1:
-        return logits.argmax(dim=-1, keepdim=True), None
-    best = torch.softmax(logits, dim=-1).topk(topk, dim=-1)
-    return best.indices, best.values
+        return best_tokens(logits)[0][:, None], None
+    return draft_trees.best_children(logits, topk)
 
 
 def check_topk(topk: int, vocab_size: int) -> None:

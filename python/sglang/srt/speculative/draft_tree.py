@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang.kernels.draft_trees import choose_nodes, grow_level, no_candidates, root_frontier
 from sglang.srt.batch.spec_input import DraftTree
 
 __all__ = ["DraftBeam", "DraftShape", "Frontier"]
@@ -100,18 +101,20 @@ class DraftBeam:
         of the root, which every node sees. Otherwise level 1 comes from what the draft computed before.
         """
         self._shape = shape
-        self._device = root_ids.device
-        batch = root_ids.shape[0]
-        self._root_ids = root_ids[:, None]
-        self.frontier = Frontier(self._root_ids, self._zeros(batch, 1), None)
-        # Of all candidates, level by level; the parent of a candidate is a candidate too, -1 for the root.
-        self._token_ids: list[torch.Tensor] = []  # each [batch, candidates of the level], like the next two
-        self._scores: list[torch.Tensor] = []
-        self._parents: list[torch.Tensor] = []
-        # Of the frontier: its candidates, their scores, and the tail rows that each sees.
-        self._candidates = self._zeros(batch, 1) - 1
-        self._frontier_scores = torch.ones(batch, 1, device=self._device)
-        self._seen = torch.ones(batch, 1, int(root_in_tail), dtype=torch.bool, device=self._device)
+        self._root_ids = root_ids
+        self._num_levels = 0
+        self._frontier = root_frontier(root_ids, is_in_tail=root_in_tail)
+        if shape.is_chain:
+            self._chain = [self._frontier.ids]
+        else:
+            self._candidates = no_candidates(root_ids.shape[0], shape.max_nodes - 1, root_ids.device)
+
+    @property
+    def frontier(self) -> Frontier:
+        """What the next draft forward runs over; a chain and the root alone need no mask."""
+        level = self._frontier
+        has_mask = self._num_levels > 0 and not self._shape.is_chain
+        return Frontier(level.ids, level.rows, level.seen if has_mask else None)
 
     def grow(self, token_ids: torch.Tensor, probs: torch.Tensor | None = None) -> None:
         """Add a level: the k best children of each frontier row, with probabilities; [batch * rows, k] both.
@@ -119,7 +122,7 @@ class DraftBeam:
         A chain needs no probabilities. NaN counts as 0, and everything is held between 0 and 1: a broken
         draft proposes badly, it does not break the round.
         """
-        if len(self._token_ids) == self._shape.num_steps:
+        if self._num_levels == self._shape.num_steps:
             raise RuntimeError(
                 f"all {self._shape.num_steps} levels of the draft are there; take the tree first"
             )
@@ -127,17 +130,16 @@ class DraftBeam:
             raise RuntimeError(
                 "a tree is chosen by probabilities; give those of the children with the tokens"
             )
-        batch, rows = self.frontier.token_ids.shape
+        batch, rows = self._frontier.ids.shape
         topk = self._shape.topk
-        self._token_ids.append(token_ids.reshape(batch, rows * topk))
+        first = 0 if self._num_levels == 0 else topk + (self._num_levels - 1) * topk * topk
+        self._num_levels += 1
         if probs is None or self._shape.is_chain:
-            self.frontier = Frontier(self._token_ids[-1], self._zeros(batch, 1), None)
+            self._frontier = self._frontier._replace(ids=token_ids.reshape(batch, 1))
+            self._chain.append(self._frontier.ids)
             return
-        probs = probs.reshape(batch, rows, topk).float().nan_to_num(nan=0.0).clamp(0.0, 1.0)
-        self._scores.append((self._frontier_scores[:, :, None] * probs).reshape(batch, rows * topk))
-        self._parents.append(self._candidates.repeat_interleave(topk, dim=1))
-        if len(self._token_ids) < self._shape.num_steps:
-            self._move_frontier()
+        token_ids, probs = token_ids.reshape(batch, rows, topk), probs.reshape(batch, rows, topk)
+        self._frontier = grow_level(token_ids, probs, self._frontier, first, self._candidates)
 
     def tree(self) -> DraftTree:
         """The N - 1 candidates of the highest scores under each root, in the order they were recorded.
@@ -145,44 +147,10 @@ class DraftBeam:
         A node scores at most what its parent does, and ties go to the earlier candidate, so every chosen
         node's parent is chosen too.
         """
-        if len(self._token_ids) < self._shape.num_steps:
+        if self._num_levels < self._shape.num_steps:
             raise RuntimeError(
-                f"a draft of {self._shape.num_steps} levels has {len(self._token_ids)}; grow the others first"
+                f"a draft of {self._shape.num_steps} levels has {self._num_levels}; grow the others first"
             )
-        token_ids = torch.cat(self._token_ids, dim=1)
         if self._shape.is_chain:
-            return DraftTree.chain(torch.cat([self._root_ids, token_ids], dim=1))
-        parents = torch.cat(self._parents, dim=1)
-        chosen = _best(torch.cat(self._scores, dim=1), self._shape.num_nodes - 1).sort(dim=1).values
-        # Candidate -> node, shifted by one so that the root, candidate -1, is node 0.
-        batch, num_candidates = token_ids.shape
-        nodes = torch.arange(1, self._shape.num_nodes, device=self._device)
-        node_of = self._zeros(batch, num_candidates + 1).scatter(1, chosen + 1, nodes.expand(batch, -1))
-        return DraftTree(
-            torch.cat([self._root_ids, token_ids.gather(1, chosen)], dim=1),
-            torch.cat([self._zeros(batch, 1) - 1, node_of.gather(1, parents.gather(1, chosen) + 1)], dim=1),
-        )
-
-    def _move_frontier(self) -> None:
-        """The k best of the level just recorded become the frontier."""
-        topk = self._shape.topk
-        best = _best(self._scores[-1], topk)  # [batch, k], in the level
-        first = sum(level.shape[1] for level in self._token_ids[:-1])
-        rows = best // topk
-        inherited = self._seen.gather(1, rows[:, :, None].expand(-1, -1, self._seen.shape[2]))
-        itself = torch.eye(topk, dtype=torch.bool, device=self._device).expand(best.shape[0], topk, topk)
-        self._seen = torch.cat([inherited, itself], dim=2)
-        self._candidates = best + first
-        self._frontier_scores = self._scores[-1].gather(1, best)
-        self.frontier = Frontier(self._token_ids[-1].gather(1, best), rows, self._seen)
-
-    def _zeros(self, batch: int, width: int) -> torch.Tensor:
-        return torch.zeros(batch, width, dtype=torch.int64, device=self._device)
-
-
-def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices [batch, count] of the highest of scores [batch, n], best first; the smaller index of equals.
-
-    A sort, because torch.topk promises no order among equals.
-    """
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+            return DraftTree.chain(torch.cat(self._chain, dim=1))
+        return DraftTree(*choose_nodes(self._root_ids, self._candidates, self._shape.num_nodes))

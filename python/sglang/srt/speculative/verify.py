@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang.kernels.draft_trees import tree_mask
 from sglang.srt.batch.forward_batch import ForwardBatch, ForwardMode
 from sglang.srt.batch.spec_input import DraftTree, SpecInput
 from sglang.srt.mem_cache.pools.memory_pool import PagedKVPool
@@ -76,11 +77,12 @@ def verify_batch(round: Round, tree: DraftTree, *, capture_hidden: bool) -> Forw
     A chain needs no mask; in a tree each node sees its ancestors and all that was there before.
     """
     width = tree.num_nodes
-    spec = SpecInput(width, tail_mask=None if tree.is_chain else tree.ancestor_mask())
+    tail_mask, depths = (None, tree.depths()) if tree.is_chain else tree_mask(tree.parents)
+    spec = SpecInput(width, tail_mask=tail_mask)
     return round.forward_batch(
         ForwardMode.TARGET_VERIFY,
         tree.token_ids,
-        round.lengths[:, None] + tree.depths(),
+        round.lengths[:, None] + depths,
         spec=spec,
         logit_rows_each=width,
         capture_hidden=capture_hidden,

@@ -5,14 +5,14 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=8, suite="unit-cpu")
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang.srt.speculative import draft_tree
+from sglang.kernels import draft_trees
 from sglang.srt.speculative.draft_tree import DraftBeam, DraftShape
 
 #: Few values, so that equal scores are the rule, and many; products of four are exact here and in float32.
@@ -164,7 +164,8 @@ def later_first(scores, count):
 def test_an_order_that_prefers_the_later_of_equals_is_noticed(monkeypatch):
     shape = DraftShape(topk=2, num_steps=3, num_nodes=5)
     check(shape, draw_levels(shape, 1, 3, [1.0]), root_in_tail=False)
-    monkeypatch.setattr(draft_tree, "_best", later_first)
+    monkeypatch.setattr(draft_trees, "_kernels", lambda tensor: None)
+    monkeypatch.setattr(draft_trees, "_best", later_first)
     with pytest.raises(AssertionError):
         check(shape, draw_levels(shape, 1, 3, [1.0]), root_in_tail=False)
     check(shape, [(t, p / (1 + t)) for t, p in draw_levels(shape, 1, 3, [1.0])], root_in_tail=False)
@@ -173,13 +174,12 @@ def test_an_order_that_prefers_the_later_of_equals_is_noticed(monkeypatch):
 class SeesCousins(DraftBeam):
     """Offender: keeps the rows of the branch when a node moves to another branch."""
 
-    def _move_frontier(self):
-        branches = self._seen
-        super()._move_frontier()
+    def grow(self, token_ids, probs=None):
+        branches = self._frontier.seen
+        super().grow(token_ids, probs)
         if branches.shape[1] > 1:  # not the root
-            own = self._seen[:, :, branches.shape[2] :]
-            self._seen = torch.cat([branches, own], dim=2)
-            self.frontier = replace(self.frontier, tail_mask=self._seen)
+            own = self._frontier.seen[:, :, branches.shape[2] :]
+            self._frontier = self._frontier._replace(seen=torch.cat([branches, own], dim=2))
 
 
 def test_a_node_that_sees_its_cousins_row_is_noticed():

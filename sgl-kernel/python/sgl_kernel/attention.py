@@ -54,7 +54,7 @@ def write_kv(kv: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 def move_kv(kv: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """Copies slots `sources` [n] to slots `targets` [n], each named once, bit for bit; a slot may be in both."""
+    """Copies slots `sources` [n] to slots `targets` [n], bit for bit; a slot may be in both."""
     torch.ops.sgl_kernel.move_kv(kv, sources, targets)
 
 

@@ -47,11 +47,9 @@ def drawn(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def blocks(form: BlockForm) -> Form:
-    low, high = {BlockForm.Q4: (-8, 8), BlockForm.Q4_MIN: (0, 16)}.get(form, (-127, 128))
-
     def make(outputs: int, inputs: int) -> torch.Tensor:
-        numbers = torch.randint(low, high, (outputs, inputs), dtype=torch.int8)
-        scales = (torch.rand(outputs, inputs // 32) * 0.01).half()
+        numbers = torch.randint(form.lowest, form.highest + 1, (outputs, inputs)).to(torch.int8)
+        scales = (torch.rand(outputs, inputs // 32 * form.scales) * 0.01).half()
         return pack_blocks(BlockWeight(form, numbers, scales, scales if form.has_minimum else None))
 
     return Form(
@@ -93,8 +91,7 @@ FORMS = (
         lambda x, weight, out: F.linear(x, weight),
     ),
     Form("int8", torch.bfloat16, int8_panels, lambda x, weight, out: linear_int8(x, weight, None, out)),
-    blocks(BlockForm.Q4_MIN),
-    blocks(BlockForm.Q8),
+    *(blocks(form) for form in BlockForm),
 )
 
 

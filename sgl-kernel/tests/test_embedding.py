@@ -13,9 +13,10 @@ def draw(*shape, dtype=torch.float32):
 
 def draw_blocks(form, outputs, inputs):
     source = torch.Generator().manual_seed(1)
-    low, high = {BlockForm.Q4: (-8, 8), BlockForm.Q4_MIN: (0, 16)}.get(form, (-128, 128))
-    numbers = torch.randint(low, high, (outputs, inputs), generator=source, dtype=torch.int8)
-    scales, minima = torch.randn(2, outputs, inputs // 32, generator=source).half()
+    numbers = torch.randint(form.lowest, form.highest + 1, (outputs, inputs), generator=source)
+    numbers = numbers.to(torch.int8)
+    scales = torch.randn(outputs, inputs // 32 * form.scales, generator=source).half()
+    minima = torch.randn(outputs, inputs // 32, generator=source).half()
     return BlockWeight(form, numbers, scales, minima if form.has_minimum else None)
 
 

@@ -127,12 +127,28 @@ def test_blocks_are_packed_as_the_reference_tells(form):
 
 def block_weight(form, outputs, inputs, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    low, high = {BlockForm.Q4: (-8, 7), BlockForm.Q4_MIN: (0, 15)}.get(form, (-128, 127))
-    numbers = torch.randint(low, high + 1, (outputs, inputs), dtype=torch.int8, generator=generator)
-    numbers[0], numbers[-1] = low, high  # the largest sums that a block can have
-    halves = torch.randn(2, outputs, inputs // 32, generator=generator).half() * 0.1
-    halves[0, 0, 0] = 3e-7  # below the normal numbers of a half float
-    return BlockWeight(form, numbers, halves[0], halves[1] if form.has_minimum else None)
+    drawn = torch.randint(form.lowest, form.highest + 1, (outputs, inputs), generator=generator)
+    numbers = drawn.to(torch.int8)
+    numbers[0], numbers[-1] = form.lowest, form.highest  # the largest sums that a block can have
+    scales = torch.randn(outputs, inputs // 32 * form.scales, generator=generator).half() * 0.1
+    minima = torch.randn(outputs, inputs // 32, generator=generator).half() * 0.1
+    scales[0, 0] = 3e-7  # below the normal numbers of a half float
+    return BlockWeight(form, numbers, scales, minima if form.has_minimum else None)
+
+
+@pytest.mark.parametrize("form", BlockForm, ids=[form.name for form in BlockForm])
+def test_a_record_is_as_large_as_its_parts(form):
+    """The size that the kernels say, against what the reference writes and what the form means."""
+    packed = pack_blocks_reference(block_weight(form, 16, 32))
+    halves = form.scales + form.has_minimum
+    assert packed.numel() == 16 * 32 * form.bits // 8 + 16 * 2 * halves
+    assert torch.ops.sgl_kernel.block_record_bytes(int(form)) == packed.numel()
+
+
+def test_no_form_stands_behind_the_last_one():
+    behind = max(BlockForm) + 1
+    with pytest.raises(RuntimeError, match=f"form is 0 to {behind - 1}, got {behind}"):
+        torch.ops.sgl_kernel.block_record_bytes(behind)
 
 
 @pytest.mark.parametrize("form", BlockForm, ids=[form.name for form in BlockForm])
@@ -190,7 +206,7 @@ def test_a_block_that_is_not_finite_makes_its_row_nan_and_no_other(level, tmp_pa
 
 
 def test_a_block_too_small_to_be_scaled_counts_as_zeros(level, tmp_path):
-    weight = block_weight(BlockForm.Q8_MIN, 33, 64)
+    weight = block_weight(BlockForm.Q5_MIN, 33, 64)
     x = draw(2, 64)
     tiny, zeros = x.clone(), x.clone()
     tiny[:, :32], zeros[:, :32] = 2.0**-122, 0.0
@@ -211,11 +227,33 @@ def test_numbers_half_way_are_rounded_to_even(level, tmp_path):
 
 def test_the_levels_agree_on_quantized_products_but_for_the_rounding_of_their_sums(tmp_path):
     """Whole numbers are exact at every level; a saturating one would be off by far more than this."""
-    weight, x = block_weight(BlockForm.Q8, 64, 320), draw(5, 320) * 50
-    call = [(x, pack_blocks(weight), None, torch.empty(5, 64), BlockForm.Q8)]
-    answers = [answers_at(found, BLOCK_BODY, call, tmp_path)[0] for found in levels_to_test()]
+    x = draw(5, 320) * 50
+    weights = [block_weight(form, 64, 320) for form in BlockForm]
+    calls = [(x, pack_blocks(weight), None, torch.empty(5, 64), weight.form) for weight in weights]
+    answers = [torch.stack(answers_at(found, BLOCK_BODY, calls, tmp_path)) for found in levels_to_test()]
     for answer in answers[1:]:
         torch.testing.assert_close(answer, answers[0], rtol=1e-5, atol=1e-3)
+
+
+def test_each_half_of_a_block_of_six_bits_has_its_scale():
+    """One block: 2 and -32 with scale 0.5, 3 and 31 with scale 4; x is 127 at 2 and 3, and 1 at the others."""
+    numbers = torch.zeros(1, 32, dtype=torch.int8)
+    numbers[0, :2], numbers[0, 16:18] = torch.tensor([2, -32]), torch.tensor([3, 31])
+    weight = BlockWeight(BlockForm.Q6, numbers, torch.tensor([[0.5, 4.0]]).half())
+    x = torch.zeros(1, 32)
+    x[0, :2], x[0, 16:18] = torch.tensor([127.0, 1.0]), torch.tensor([127.0, 1.0])
+    wanted = 0.5 * (2 * 127 - 32) + 4 * (3 * 127 + 31)
+    assert linear_blocks_reference(x, weight, None).tolist() == [[wanted]]
+    assert linear_blocks(x, pack_blocks(weight), None, torch.empty(1, 1), weight.form).tolist() == [[wanted]]
+
+
+def test_a_part_of_wider_rows_takes_its_outputs_and_no_other():
+    """Parts of a layer in several forms write beside each other."""
+    weight, x, wide = block_weight(BlockForm.Q6, 40, 64), draw(19, 64), torch.full((19, 60), 7.0)
+    linear_blocks(x, pack_blocks(weight), None, wide[:, 10:50], weight.form)
+    alone = linear_blocks(x, pack_blocks(weight), None, torch.empty(19, 40), weight.form)
+    assert torch.equal(wide[:, 10:50], alone)
+    assert (wide[:, :10] == 7).all() and (wide[:, 50:] == 7).all()
 
 
 def test_the_reference_of_blocks_is_arithmetic():
@@ -287,8 +325,8 @@ def test_blocks_that_do_not_fit_are_refused():
     packed = pack_blocks(weight)
     with pytest.raises(RuntimeError, match="use pack_blocks"):
         linear_blocks(draw(2, 64), packed, None, torch.empty(2, 40), BlockForm.Q8)
-    with pytest.raises(RuntimeError, match="form is 0 to 3, got 4"):
-        torch.ops.sgl_kernel.linear_blocks(draw(2, 64), packed, None, torch.empty(2, 40), 4)
+    with pytest.raises(RuntimeError, match="form is 0 to 5, got 6"):
+        torch.ops.sgl_kernel.linear_blocks(draw(2, 64), packed, None, torch.empty(2, 40), 6)
     with pytest.raises(ValueError, match="a multiple of 32 inputs, and this one has 40"):
         pack_blocks(BlockWeight(BlockForm.Q4, torch.zeros(4, 40, dtype=torch.int8), torch.zeros(4, 1)))
 
@@ -299,17 +337,23 @@ def test_weights_that_no_form_takes_are_not_packed():
     with pytest.raises(RuntimeError, match="out takes 1024 bytes, and has 512"):
         torch.ops.sgl_kernel.pack_panels(draw(4, 8), torch.empty(128))
     numbers, scales = torch.zeros(4, 32, dtype=torch.int8), torch.zeros(4, 1).half()
-    with pytest.raises(RuntimeError, match="minima belong to forms 1 and 3, and form is 1"):
+    with pytest.raises(RuntimeError, match="form 1 has minima, and none are given"):
         pack_blocks(BlockWeight(BlockForm.Q4_MIN, numbers, scales))
-    with pytest.raises(RuntimeError, match=r"float16 \[outputs, in / 32\]"):
+    with pytest.raises(RuntimeError, match="form 0 has no minima, and some are given"):
+        pack_blocks(BlockWeight(BlockForm.Q4, numbers, scales, scales))
+    with pytest.raises(RuntimeError, match=r"scales is float16 \[4, 1\]"):
         pack_blocks(BlockWeight(BlockForm.Q4, numbers, scales[:3]))
+    with pytest.raises(RuntimeError, match=r"scales is float16 \[4, 2\]"):
+        pack_blocks(BlockWeight(BlockForm.Q6, numbers, scales))
+    with pytest.raises(RuntimeError, match=r"minima is float16 \[4, 1\]"):
+        pack_blocks(BlockWeight(BlockForm.Q5_MIN, numbers, scales, scales.float()))
     with pytest.raises(RuntimeError, match="numbers is int8"):
         pack_blocks(BlockWeight(BlockForm.Q4, numbers.int(), scales))
 
 
 def test_the_operators_keep_torchs_rules():
     torch.library.opcheck(torch.ops.sgl_kernel.linear_packed.default, tuple(arguments().values()))
-    weight = block_weight(BlockForm.Q8_MIN, 40, 64)
+    weight = block_weight(BlockForm.Q5_MIN, 40, 64)
     torch.library.opcheck(
         torch.ops.sgl_kernel.linear_blocks.default,
         (draw(2, 64), pack_blocks(weight), torch.ones(40), torch.empty(2, 40), int(weight.form)),

@@ -39,43 +39,70 @@ inline __m256i four_inputs(const int8_t* x) {
 
 inline __m256i load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 
-struct Nibbles {
-  static constexpr int64_t bytes = 256;
+// The numbers of a block as they are stored, at most 6 bits; those of eight outputs.
+template <int64_t Bits>
+struct Numbers {
+  static constexpr int64_t high = Bits - 4;
   __m256i w[8];
 
-  static Nibbles load(const uint8_t* record, int64_t piece) {
-    Nibbles out;
+  [[gnu::always_inline]] static Numbers load(const uint8_t* record, int64_t piece) {
+    Numbers out;
     const __m256i low = _mm256_set1_epi8(15);
     for (int64_t j = 0; j < 4; ++j) {
       const __m256i both = load_bytes(record + 64 * j + 32 * piece);
       out.w[j] = _mm256_and_si256(both, low);
       out.w[4 + j] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
     }
+    if constexpr (high > 0) out.template add_high<0>(record + 256 + 32 * piece);
     return out;
   }
 
-  // Eight pairs of products of at most 15 * 127 fit 16 bits together.
-  Vec dot(const int8_t* x, int32_t start) const {
-    __m256i pairs = _mm256_maddubs_epi16(w[0], four_inputs(x));
-    for (int64_t j = 1; j < 8; ++j) pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[j], four_inputs(x + 4 * j)));
-    const __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    return Vec{_mm256_cvtepi32_ps(_mm256_add_epi32(sum, _mm256_set1_epi32(start)))};
+  // Bits above the fourth. What a shift of 16 bits brings from the byte beside falls to the mask.
+  template <int64_t J>
+  [[gnu::always_inline]] void add_high(const uint8_t* planes) {
+    constexpr int64_t bit = J * high, left = 4 - bit % 8;
+    const __m256i plane = load_bytes(planes + bit / 8 * 64);
+    __m256i turned = plane;
+    if constexpr (left > 0) turned = _mm256_slli_epi16(plane, left);
+    if constexpr (left < 0) turned = _mm256_srli_epi16(plane, -left);
+    w[J] = _mm256_or_si256(w[J], _mm256_and_si256(turned, _mm256_set1_epi8(((1 << high) - 1) << 4)));
+    if constexpr (J < 7) add_high<J + 1>(planes);
   }
+
+  // The products with the inputs of `Count` fours, added to `start`.
+  template <int64_t First, int64_t Count>
+  [[gnu::always_inline]] Vec products(const int8_t* x, int32_t start) const {
+    constexpr int64_t together = kFoursTogether<Bits> < Count ? kFoursTogether<Bits> : Count;
+    __m256i sum = _mm256_set1_epi32(start);
+    for (int64_t j = First; j < First + Count; j += together) {
+      __m256i pairs = _mm256_maddubs_epi16(w[j], four_inputs(x + 4 * j));
+      for (int64_t k = j + 1; k < j + together; ++k) {
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[k], four_inputs(x + 4 * k)));
+      }
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return Vec{_mm256_cvtepi32_ps(sum)};
+  }
+
+  [[gnu::always_inline]] Vec dot(const int8_t* x, int32_t start) const { return products<0, 8>(x, start); }
+  [[gnu::always_inline]] Vec first_half(const int8_t* x, int32_t start) const { return products<0, 4>(x, start); }
+  [[gnu::always_inline]] Vec second_half(const int8_t* x, int32_t start) const { return products<4, 4>(x, start); }
 };
 
-struct Octets {
-  static constexpr int64_t bytes = 512;
+// 8-bit numbers of a block, stored 128 above their value.
+template <>
+struct Numbers<8> {
   __m256i w[8];
 
-  static Octets load(const uint8_t* record, int64_t piece) {
-    Octets out;
+  [[gnu::always_inline]] static Numbers load(const uint8_t* record, int64_t piece) {
+    Numbers out;
     const __m256i high = _mm256_set1_epi8(-128);
     for (int64_t j = 0; j < 8; ++j) out.w[j] = _mm256_xor_si256(load_bytes(record + 64 * j + 32 * piece), high);
     return out;
   }
 
   // Pairs of products of a full byte would not fit 16 bits: the sign of w goes over to x, whose value is at most 127.
-  Vec dot(const int8_t* x, int32_t) const {
+  [[gnu::always_inline]] Vec dot(const int8_t* x, int32_t) const {
     __m256i sum = _mm256_setzero_si256();
     for (int64_t j = 0; j < 8; ++j) {
       const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(four_inputs(x + 4 * j), w[j]));

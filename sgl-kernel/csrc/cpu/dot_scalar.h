@@ -54,45 +54,56 @@ inline int32_t round_block(const XVecs& x, float inverse, int8_t* to) {
   return total;
 }
 
-struct Nibbles {
-  static constexpr int64_t bytes = 256;
-  const uint8_t* w;  // of the first of the four outputs
+// The products with the inputs of the fours from `first` to `last`, of which each output has four bytes in each row of w.
+inline Vec products(const uint8_t* w, int64_t stride, int64_t first, int64_t last, const int8_t* x, int32_t start) {
+  Vec out;
+  for (int64_t i = 0; i < Vec::width; ++i) {
+    int32_t sum = start;
+    for (int64_t j = first; j < last; ++j) {
+      for (int64_t k = 0; k < 4; ++k) sum += w[stride * j + 4 * i + k] * x[4 * j + k];
+    }
+    out.lane[i] = static_cast<float>(sum);
+  }
+  return out;
+}
 
-  static Nibbles load(const uint8_t* record, int64_t piece) { return Nibbles{record + 4 * Vec::width * piece}; }
+// The numbers of a block as they are stored, at most 6 bits; those of four outputs.
+template <int64_t Bits>
+struct Numbers {
+  static constexpr int64_t high = Bits - 4, row = 4 * Vec::width;
+  uint8_t w[8][row];
 
-  Vec dot(const int8_t* x, int32_t start) const {
-    Vec out;
-    for (int64_t i = 0; i < Vec::width; ++i) {
-      int32_t sum = start;
-      for (int64_t j = 0; j < 4; ++j) {
-        for (int64_t k = 0; k < 4; ++k) {
-          const int32_t both = w[64 * j + 4 * i + k];
-          sum += (both & 15) * x[4 * j + k] + (both >> 4) * x[16 + 4 * j + k];
-        }
+  [[gnu::always_inline]] static Numbers load(const uint8_t* record, int64_t piece) {
+    Numbers out;
+    for (int64_t j = 0; j < 4; ++j) {
+      const uint8_t* both = record + 64 * j + row * piece;
+      for (int64_t i = 0; i < row; ++i) {
+        out.w[j][i] = both[i] & 15;
+        out.w[4 + j][i] = both[i] >> 4;
       }
-      out.lane[i] = static_cast<float>(sum);
+    }
+    if constexpr (high > 0) {
+      for (int64_t j = 0; j < 8; ++j) {
+        const uint8_t* plane = record + 256 + j * high / 8 * 64 + row * piece;
+        for (int64_t i = 0; i < row; ++i) out.w[j][i] |= (plane[i] >> (j * high % 8) & ((1 << high) - 1)) << 4;
+      }
     }
     return out;
   }
+
+  [[gnu::always_inline]] Vec dot(const int8_t* x, int32_t start) const { return products(w[0], row, 0, 8, x, start); }
+  [[gnu::always_inline]] Vec first_half(const int8_t* x, int32_t start) const { return products(w[0], row, 0, 4, x, start); }
+  [[gnu::always_inline]] Vec second_half(const int8_t* x, int32_t start) const { return products(w[0], row, 4, 8, x, start); }
 };
 
-struct Octets {
-  static constexpr int64_t bytes = 512;
-  const uint8_t* w;
+// 8-bit numbers of a block, stored 128 above their value.
+template <>
+struct Numbers<8> {
+  const uint8_t* w;  // of the first of the four outputs
 
-  static Octets load(const uint8_t* record, int64_t piece) { return Octets{record + 4 * Vec::width * piece}; }
+  [[gnu::always_inline]] static Numbers load(const uint8_t* record, int64_t piece) { return Numbers{record + 4 * Vec::width * piece}; }
 
-  Vec dot(const int8_t* x, int32_t start) const {
-    Vec out;
-    for (int64_t i = 0; i < Vec::width; ++i) {
-      int32_t sum = start;
-      for (int64_t j = 0; j < 8; ++j) {
-        for (int64_t k = 0; k < 4; ++k) sum += w[64 * j + 4 * i + k] * x[4 * j + k];
-      }
-      out.lane[i] = static_cast<float>(sum);
-    }
-    return out;
-  }
+  [[gnu::always_inline]] Vec dot(const int8_t* x, int32_t start) const { return products(w, 64, 0, 8, x, start); }
 };
 
 SGL_KERNEL_END

@@ -1,5 +1,5 @@
-// Linear layers over quantized blocks, computed from the packed form. A record holds 32 inputs of 16 outputs: the numbers, a half
-// float scale for each output, and in two of the forms a minimum for each. x is quantized to 8 bits, 32 inputs with one scale.
+// Linear layers over quantized blocks, computed from the packed form. A record holds 32 inputs of 16 outputs, as
+// `BlockLayout` tells. x is quantized to 8 bits, 32 inputs with one scale.
 //
 // Sums within a block are whole numbers, so all instruction sets agree on them; blocks are added from first to last, whatever the
 // number of rows: a row gives the same bits alone and in a batch.
@@ -18,6 +18,10 @@ inline XVecs load_x(const T* x) {
   for (int64_t i = 0; i < kBlock / Vec::width; ++i) out.part[i] = Vec::load(x + i * Vec::width);
   return out;
 }
+
+// Fours of inputs whose products of stored numbers, summed in pairs, fit 16 bits together: pairs of at most 15, 31 or 63 times 127.
+template <int64_t Bits>
+constexpr int64_t kFoursTogether = Bits == 4 ? 8 : Bits == 5 ? 4 : 2;
 
 SGL_KERNEL_END
 
@@ -41,7 +45,8 @@ struct XBlock {
   int8_t numbers[kBlock];
   float scale;
   float sum;      // of the numbers, times the scale
-  int32_t start;  // of the sums of products: what the offset of the stored numbers adds, taken away
+  // What sums of products start from: what the offset of the stored numbers adds, taken away. Of the whole block, or of its halves.
+  int32_t start[2];
 };
 
 // Quantized rows of x. Those of one block lie side by side, so that a pass over some rows walks a single pointer.
@@ -57,7 +62,7 @@ float of_bits(uint32_t bits) {
 }
 
 // A block with a number that is not finite gets the scale NaN: its row gives NaN for every output, and harms no other row.
-void quantize_block(const XVecs& x, int32_t offset, XBlock& to) {
+void quantize_block(const XVecs& x, const BlockLayout& layout, XBlock& to) {
   const uint32_t most_bits = largest_size(x);
   const float most = of_bits(most_bits), inverse = 127.f / most;
   to.scale = most_bits < kInfinite ? most / 127.f : __builtin_nanf("");
@@ -69,35 +74,55 @@ void quantize_block(const XVecs& x, int32_t offset, XBlock& to) {
     __builtin_memset(to.numbers, 0, kBlock);
   }
   to.sum = to.scale * static_cast<float>(total);
-  to.start = -offset * total;
+  int32_t first = total;
+  if (layout.scales == 2) {
+    first = 0;
+    for (int64_t i = 0; i < kBlock / 2; ++i) first += to.numbers[i];
+  }
+  const int32_t offset = static_cast<int32_t>(layout.offset);
+  to.start[0] = -offset * first;
+  to.start[1] = -offset * (total - first);
 }
 
 template <typename T, typename Out>
-void quantize(const Linear<T, Out>& call, int64_t first, int32_t offset, const Quantized& to) {
+void quantize(const Linear<T, Out>& call, int64_t first, const BlockLayout& layout, const Quantized& to) {
   const int64_t whole = call.in / kBlock;
   for (int64_t r = 0; r < to.rows; ++r) {
     const T* x = call.x + (first + r) * call.x_stride;
     for (int64_t b = 0; b < whole; ++b) {
-      quantize_block(load_x(x + b * kBlock), offset, to.blocks[b * to.rows + r]);
+      quantize_block(load_x(x + b * kBlock), layout, to.blocks[b * to.rows + r]);
     }
     if (whole == to.count) continue;
     T rest[kBlock] = {};
     for (int64_t i = whole * kBlock; i < call.in; ++i) rest[i - whole * kBlock] = x[i];
-    quantize_block(load_x(rest), offset, to.blocks[whole * to.rows + r]);
+    quantize_block(load_x(rest), layout, to.blocks[whole * to.rows + r]);
   }
 }
 
+// Writes the sums of a register of outputs of a row. Behind a pointer, so that products are not compiled once for each type of x.
+struct Writer {
+  const void* call;  // Linear<T, Out>
+  void (*write)(const void* call, int64_t row, int64_t first, const Vec (&sums)[1]);
+};
+
+template <typename T, typename Out>
+void write_of(const void* call, int64_t row, int64_t first, const Vec (&sums)[1]) {
+  write_sums(*static_cast<const Linear<T, Out>*>(call), row, first, sums);
+}
+
 // Some rows times one group of outputs, or times two that lie `apart`.
-template <typename Numbers, bool HasMinimum, int32_t Offset, typename T, typename Out>
+template <Blocks Form>
 struct Block {
-  const Linear<T, Out>& call;
+  static constexpr BlockLayout layout{Form};
+  static constexpr int64_t record_bytes = layout.record_bytes();
+  const void* weight;
   const Quantized& x;
+  const Writer& out;
   int64_t in_x, first_row, group, apart;
 
   template <int64_t Rows, int64_t Groups = 1>
   void run() const {
-    constexpr int64_t record = Numbers::bytes + (HasMinimum ? 2 : 1) * kGroup * 2;
-    const uint8_t* records = static_cast<const uint8_t*>(call.weight) + group * x.count * record;
+    const uint8_t* records = static_cast<const uint8_t*>(weight) + group * x.count * record_bytes;
     for (int64_t piece = 0; piece < kGroup / Vec::width; ++piece) {
       Vec sums[Groups][Rows][1];
       for (int64_t g = 0; g < Groups; ++g) {
@@ -106,76 +131,94 @@ struct Block {
       const XBlock* rows = x.blocks + in_x;
       for (int64_t b = 0; b < x.count; ++b, rows += x.rows) {
         for (int64_t g = 0; g < Groups; ++g) {
-          add_record<Rows>(records + (g * apart * x.count + b) * record, piece, rows, sums[g]);
+          add_record<Rows>(records + (g * apart * x.count + b) * record_bytes, piece, rows, sums[g]);
         }
       }
       for (int64_t g = 0; g < Groups; ++g) {
         for (int64_t r = 0; r < Rows; ++r) {
-          write_sums(call, first_row + r, (group + g * apart) * kGroup + piece * Vec::width, sums[g][r]);
+          out.write(out.call, first_row + r, (group + g * apart) * kGroup + piece * Vec::width, sums[g][r]);
         }
       }
     }
   }
 
+  static Vec halves(const uint8_t* record, int64_t at) { return load_half(reinterpret_cast<const uint16_t*>(record + at)); }
+
   template <int64_t Rows>
-  static void add_record(const uint8_t* record, int64_t piece, const XBlock* rows, Vec (&sums)[Rows][1]) {
-    const uint16_t* halves = reinterpret_cast<const uint16_t*>(record + Numbers::bytes) + piece * Vec::width;
-    const Numbers numbers = Numbers::load(record, piece);
-    const Vec scale = load_half(halves);
-    const Vec minimum = HasMinimum ? load_half(halves + kGroup) : Vec::zero();
+  [[gnu::always_inline]] static void add_record(const uint8_t* record, int64_t piece, const XBlock* rows, Vec (&sums)[Rows][1]) {
+    const int64_t first = piece * Vec::width;
+    const Numbers<layout.bits> numbers = Numbers<layout.bits>::load(record, piece);
+    const Vec scale = halves(record, layout.scale_at(first, 0));
+    const Vec other = layout.scales == 2 ? halves(record, layout.scale_at(first, kBlock / 2)) : Vec::zero();
+    const Vec minimum = layout.has_minimum ? halves(record, layout.minimum_at(first)) : Vec::zero();
     for (int64_t r = 0; r < Rows; ++r) {
-      const Vec dot = numbers.dot(rows[r].numbers, Offset == 0 ? 0 : rows[r].start);
-      sums[r][0] = multiply_add(scale * Vec::same(rows[r].scale), dot, sums[r][0]);
-      if constexpr (HasMinimum) sums[r][0] = multiply_add(minimum, Vec::same(rows[r].sum), sums[r][0]);
+      const XBlock& x_block = rows[r];
+      const int32_t start = layout.offset == 0 ? 0 : x_block.start[0];
+      Vec& sum = sums[r][0];
+      if constexpr (layout.scales == 2) {
+        const Vec in_scale = Vec::same(x_block.scale);
+        sum = multiply_add(scale * in_scale, numbers.first_half(x_block.numbers, start), sum);
+        sum = multiply_add(other * in_scale, numbers.second_half(x_block.numbers, x_block.start[1]), sum);
+      } else {
+        sum = multiply_add(scale * Vec::same(x_block.scale), numbers.dot(x_block.numbers, start), sum);
+      }
+      if constexpr (layout.has_minimum) sum = multiply_add(minimum, Vec::same(x_block.sum), sum);
     }
   }
 };
 
-template <typename Numbers, bool HasMinimum, int32_t Offset, typename T, typename Out>
-void multiply(const Linear<T, Out>& call, void* scratch, Share groups) {
-  using Some = Block<Numbers, HasMinimum, Offset, T, Out>;
-  for (int64_t row = 0; row < call.rows; row += kRowsAtOnce) {
-    const int64_t rows = call.rows - row < kRowsAtOnce ? call.rows - row : kRowsAtOnce;
-    const Quantized x{static_cast<XBlock*>(scratch), rows, (call.in + kBlock - 1) / kBlock};
-    quantize(call, row, Offset, x);
-    int64_t group = groups.begin;
-    if (rows == 1) {
-      // Of a single row, which waits for memory, two places of the weight are read at a time: more comes than from one.
-      const int64_t half = (groups.end - groups.begin) / 2;
-      for (; group < groups.begin + half; ++group) Some{call, x, 0, row, group, half}.template run<1, 2>();
-      group += half;
-    }
-    for (; group < groups.end; ++group) {
-      for_blocks(rows, kBlockRows, [&](int64_t first, int64_t count) {
-        with_rows<kBlockRows>(count, Some{call, x, first, row + first, group, 0});
-      });
-    }
+// `rows` quantized rows, the first of which is row `row` of the call, times some groups of outputs.
+template <Blocks Form>
+void multiply(const void* weight, const Quantized& x, const Writer& out, int64_t row, Share groups) {
+  int64_t group = groups.begin;
+  if (x.rows == 1) {
+    // Of a single row, which waits for memory, two places of the weight are read at a time: more comes than from one.
+    const int64_t half = (groups.end - groups.begin) / 2;
+    for (; group < groups.begin + half; ++group) Block<Form>{weight, x, out, 0, row, group, half}.template run<1, 2>();
+    group += half;
+  }
+  for (; group < groups.end; ++group) {
+    for_blocks(x.rows, kBlockRows, [&](int64_t first, int64_t count) {
+      with_rows<kBlockRows>(count, Block<Form>{weight, x, out, first, row + first, group, 0});
+    });
+  }
+}
+
+void multiply_form(const void* weight, Blocks form, const Quantized& x, const Writer& out, int64_t row, Share groups) {
+  switch (form) {
+    case Blocks::q4: return multiply<Blocks::q4>(weight, x, out, row, groups);
+    case Blocks::q4_min: return multiply<Blocks::q4_min>(weight, x, out, row, groups);
+    case Blocks::q5: return multiply<Blocks::q5>(weight, x, out, row, groups);
+    case Blocks::q5_min: return multiply<Blocks::q5_min>(weight, x, out, row, groups);
+    case Blocks::q6: return multiply<Blocks::q6>(weight, x, out, row, groups);
+    case Blocks::q8: return multiply<Blocks::q8>(weight, x, out, row, groups);
   }
 }
 
 template <typename T, typename Out>
-void multiply_form(const Linear<T, Out>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
+void multiply_rows(const Linear<T, Out>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
   const Share groups = share_of((call.outputs + kGroup - 1) / kGroup, part, parts);
-  switch (form) {
-    case Blocks::q4: return multiply<Nibbles, false, 8>(call, scratch, groups);
-    case Blocks::q4_min: return multiply<Nibbles, true, 0>(call, scratch, groups);
-    case Blocks::q8: return multiply<Octets, false, 128>(call, scratch, groups);
-    case Blocks::q8_min: return multiply<Octets, true, 128>(call, scratch, groups);
+  const Writer out{&call, write_of<T, Out>};
+  for (int64_t row = 0; row < call.rows; row += kRowsAtOnce) {
+    const int64_t rows = call.rows - row < kRowsAtOnce ? call.rows - row : kRowsAtOnce;
+    const Quantized x{static_cast<XBlock*>(scratch), rows, (call.in + kBlock - 1) / kBlock};
+    quantize(call, row, BlockLayout(form), x);
+    multiply_form(call.weight, form, x, out, row, groups);
   }
 }
 
 }  // namespace
 
 void linear_blocks(const Linear<float>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
-  multiply_form(call, form, scratch, part, parts);
+  multiply_rows(call, form, scratch, part, parts);
 }
 
 void linear_blocks(const Linear<bf16>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
-  multiply_form(call, form, scratch, part, parts);
+  multiply_rows(call, form, scratch, part, parts);
 }
 
 void linear_blocks(const Linear<bf16, float>& call, Blocks form, void* scratch, int64_t part, int64_t parts) {
-  multiply_form(call, form, scratch, part, parts);
+  multiply_rows(call, form, scratch, part, parts);
 }
 
 SGL_KERNEL_END

@@ -31,27 +31,57 @@ struct Linear {
   int64_t rows, in, outputs, x_stride, out_stride;
 };
 
-// How the numbers of a quantized block are stored; each form with one scale a block, the second with a minimum too.
-enum class Blocks : int64_t { q4, q4_min, q8, q8_min };
+// How a quantized block is stored: bits of a number, with a minimum for each output in two of the forms, and in `q6` with two scales.
+enum class Blocks : int64_t { q4, q4_min, q5, q5_min, q6, q8 };
+constexpr int64_t kBlockForms = 6;
 
-// Where the parts of a packed record lie (`pack_blocks`): numbers, then a half float scale for each output, then the minima.
+// Where the parts of a packed record lie: numbers, a half float scale for each output (where there are two, those of the first
+// half of the inputs first), then the minima.
+//
+// Of 8 bits, numbers lie in fours of inputs, those of all outputs side by side. Of fewer bits the low four of input i lie in the low
+// half of a byte, those of input i + 16 in the high half; the bits above follow in planes: byte p of a plane has some bits of number
+// p of each of several fours, those of the first four lowest.
 struct BlockLayout {
-  bool is_nibbles, has_minimum;
+  int64_t bits;    // of a number
   int64_t offset;  // how far above its value a number is stored
+  int64_t scales;  // of an output
+  bool has_minimum;
 
-  explicit constexpr BlockLayout(Blocks form)
-      : is_nibbles(form == Blocks::q4 || form == Blocks::q4_min),
-        has_minimum(form == Blocks::q4_min || form == Blocks::q8_min),
-        offset(form == Blocks::q4 ? 8 : form == Blocks::q4_min ? 0 : 128) {}
+  explicit constexpr BlockLayout(Blocks form) : bits(8), offset(128), scales(1), has_minimum(false) {
+    switch (form) {
+      case Blocks::q4: bits = 4, offset = 8; break;
+      case Blocks::q4_min: bits = 4, offset = 0, has_minimum = true; break;
+      case Blocks::q5: bits = 5, offset = 16; break;
+      case Blocks::q5_min: bits = 5, offset = 0, has_minimum = true; break;
+      case Blocks::q6: bits = 6, offset = 32, scales = 2; break;
+      case Blocks::q8: break;
+    }
+  }
 
-  constexpr int64_t number_bytes() const { return kGroup * kBlock / (is_nibbles ? 2 : 1); }
-  constexpr int64_t record_bytes() const { return number_bytes() + kGroup * (has_minimum ? 4 : 2); }
+  constexpr int64_t number_bytes() const { return kGroup * kBlock * bits / 8; }
+  constexpr int64_t record_bytes() const { return number_bytes() + kGroup * 2 * (scales + (has_minimum ? 1 : 0)); }
+  constexpr int64_t scale_at(int64_t output, int64_t i) const {
+    return number_bytes() + 2 * (i * scales / kBlock * kGroup + output);
+  }
+  constexpr int64_t minimum_at(int64_t output) const { return number_bytes() + 2 * (scales * kGroup + output); }
 
-  // The number of input `i` of an output: fours of inputs, those of all outputs side by side; of 4 bits two inputs in a byte.
-  int64_t number(const uint8_t* record, int64_t output, int64_t i) const {
-    const int64_t half = kBlock / 2, low = is_nibbles ? i % half : i;
-    const uint8_t byte = record[(low / 4 * kGroup + output) * 4 + low % 4];
-    return (is_nibbles ? (i < half ? byte & 15 : byte >> 4) : byte) - offset;
+  // Where the number of input `i` of an output has its low bits, and where the others.
+  constexpr int64_t low_at(int64_t output, int64_t i) const {
+    const int64_t low = bits == 8 ? i : i % (kBlock / 2);
+    return (low / 4 * kGroup + output) * 4 + low % 4;
+  }
+  constexpr int64_t high_at(int64_t output, int64_t i) const {
+    return kGroup * kBlock / 2 + (i / 4 * (bits - 4) / 8 * kGroup + output) * 4 + i % 4;
+  }
+  constexpr int64_t high_shift(int64_t i) const { return i / 4 * (bits - 4) % 8; }
+
+  // A number as it is stored, `offset` above its value.
+  int64_t stored(const uint8_t* record, int64_t output, int64_t i) const {
+    const uint8_t byte = record[low_at(output, i)];
+    if (bits == 8) return byte;
+    const int64_t low = i < kBlock / 2 ? byte & 15 : byte >> 4;
+    if (bits == 4) return low;
+    return low | (record[high_at(output, i)] >> high_shift(i) & ((1 << (bits - 4)) - 1)) << 4;
   }
 };
 

@@ -10,6 +10,7 @@
 
 #include <cstring>
 
+#include "block_form.h"
 #include "ops.h"
 #include "record.h"
 #include "team.h"
@@ -87,25 +88,26 @@ inline float half_at(const uint8_t* record, int64_t at) {
   return static_cast<float>(half);
 }
 
-// One row of packed blocks: the value of a number is `scale * number`, plus the minimum of its block where there is one.
+// One row of packed blocks: a value is its scale times the number, plus the minimum of its block where there is one.
 template <typename T>
-void copy_block_row(const uint8_t* group, int64_t output, int64_t blocks, sgl::BlockLayout layout, T* to) {
+void copy_block_row(const uint8_t* group, int64_t output, int64_t blocks, const sgl::BlockLayout& layout, T* to) {
+  const int64_t scaled = sgl::kBlock / layout.scales;
   for (int64_t block = 0; block < blocks; ++block) {
     const uint8_t* record = group + block * layout.record_bytes();
-    const float scale = half_at(record, layout.number_bytes() + 2 * output);
-    const float minimum = layout.has_minimum ? half_at(record, layout.number_bytes() + 2 * sgl::kGroup + 2 * output) : 0.f;
+    const float minimum = layout.has_minimum ? half_at(record, layout.minimum_at(output)) : 0.f;
+    float scale = 0.f;
     for (int64_t i = 0; i < sgl::kBlock; ++i) {
-      const int64_t value = layout.number(record, output, i);
+      if (i % scaled == 0) scale = half_at(record, layout.scale_at(output, i));
+      const int64_t value = layout.stored(record, output, i) - layout.offset;
       to[block * sgl::kBlock + i] = static_cast<T>(static_cast<float>(value) * scale + minimum);
     }
   }
 }
 
 void embed_blocks(Tensor ids, Tensor packed, Tensor out, int64_t form, int64_t count, int64_t first_id, bool is_share) {
-  STD_TORCH_CHECK(form >= 0 && form <= 3, "embed_blocks: form is 0 to 3, got ", form);
   STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte && out.dim() == 2 && out.size(1) % sgl::kBlock == 0,
                   "embed_blocks: packed is what pack_blocks made of [ids, hidden], and out [rows, hidden]");
-  const sgl::BlockLayout layout(static_cast<sgl::Blocks>(form));
+  const sgl::BlockLayout layout(sgl::block_form("embed_blocks", form));
   const int64_t blocks = out.size(1) / sgl::kBlock, group = blocks * layout.record_bytes();
   STD_TORCH_CHECK(packed.numel() == (count + sgl::kGroup - 1) / sgl::kGroup * group,
                   "embed_blocks: packed has another number of rows than ", count, ", or another length of one");

@@ -7,6 +7,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "block_form.h"
 #include "linear_cost.h"
 #include "ops.h"
 #include "pick.h"
@@ -111,8 +112,7 @@ void linear_packed(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor o
 }
 
 void linear_blocks(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor out, int64_t form_number) {
-  STD_TORCH_CHECK(form_number >= 0 && form_number <= 3, "linear_blocks: form is 0 to 3, got ", form_number);
-  const sgl::Blocks form = static_cast<sgl::Blocks>(form_number);
+  const sgl::Blocks form = sgl::block_form("linear_blocks", form_number);
   STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte, "linear_blocks: the packed weight is uint8");
   STD_TORCH_CHECK(x.dim() == 2 && out.dim() == 2 && weight.numel() == up_to(out.size(1), sgl::kGroup) / sgl::kGroup *
                                                                           (up_to(x.size(1), sgl::kBlock) / sgl::kBlock) *

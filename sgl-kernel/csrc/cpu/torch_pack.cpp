@@ -10,6 +10,7 @@
 #include <cstring>
 #include <optional>
 
+#include "block_form.h"
 #include "ops.h"
 #include "team.h"
 
@@ -128,55 +129,74 @@ void pack_int8(Tensor numbers, Tensor scales, Tensor out) {
 // The numbers of one block of up to 16 outputs, each `offset` above its value. An output that is missing has the value 0.
 void pack_block(const Rows& rows, int64_t first, int64_t block, const sgl::BlockLayout& layout, uint8_t* to) {
   constexpr int64_t words = sgl::kBlock / 4;
-  const uint32_t offset = 0x01010101u * static_cast<uint32_t>(layout.offset);
+  constexpr uint32_t each = 0x01010101u;
+  const uint32_t offset = each * static_cast<uint32_t>(layout.offset);
+  const int64_t high = layout.bits - 4;
   for (int64_t row = 0; row < sgl::kGroup; ++row) {
     uint32_t word[words] = {};
     if (first + row < rows.outputs) std::memcpy(word, rows.at(first + row) + block * sgl::kBlock, sizeof(word));
     // An offset is half of the range: adding it turns the highest bit.
     for (uint32_t& four : word) four ^= offset;
-    for (int64_t j = 0; j < (layout.is_nibbles ? words / 2 : words); ++j) {
-      const uint32_t low = 0x0f0f0f0fu;
-      const uint32_t both = layout.is_nibbles ? (word[j] & low) | (word[j + words / 2] & low) << 4 : word[j];
-      put(to + (j * sgl::kGroup + row) * 4, both);
+    if (layout.bits == 8) {
+      for (int64_t j = 0; j < words; ++j) put(to + layout.low_at(row, 4 * j), word[j]);
+      continue;
+    }
+    const uint32_t low = each * 15u;
+    for (int64_t j = 0; j < words / 2; ++j) {
+      put(to + layout.low_at(row, 4 * j), (word[j] & low) | (word[j + words / 2] & low) << 4);
+    }
+    if (high == 0) continue;
+    const uint32_t upper = each * ((1u << high) - 1);
+    for (int64_t j = 0; j < words; j += 8 / high) {
+      uint32_t plane = 0;
+      for (int64_t k = j; k < j + 8 / high; ++k) plane |= (word[k] >> 4 & upper) << layout.high_shift(4 * k);
+      put(to + layout.high_at(row, 4 * j), plane);
     }
   }
 }
 
-// One half float of each output of a group.
-void pack_halves(const Rows& halves, int64_t first, int64_t block, uint8_t* to) {
+// Half floats of each output of a group, those at `column` of their rows.
+void pack_halves(const Rows& halves, int64_t first, int64_t column, uint8_t* to) {
   for (int64_t row = 0; row < sgl::kGroup; ++row) {
     if (first + row < halves.outputs) {
-      std::memcpy(to + 2 * row, halves.at(first + row) + 2 * block, 2);
+      std::memcpy(to + 2 * row, halves.at(first + row) + 2 * column, 2);
     } else {
       std::memset(to + 2 * row, 0, 2);
     }
   }
 }
 
+void check_halves(const char* name, const Tensor& halves, int64_t outputs, int64_t count) {
+  STD_TORCH_CHECK(has_whole_rows(halves) && halves.scalar_type() == ScalarType::Half && halves.size(0) == outputs &&
+                      halves.size(1) == count,
+                  "pack_blocks: ", name, " is float16 [", outputs, ", ", count, "], those of a row side by side");
+}
+
 void pack_blocks(Tensor numbers, Tensor scales, std::optional<Tensor> minima, Tensor out, int64_t form) {
-  STD_TORCH_CHECK(form >= 0 && form <= 3, "pack_blocks: form is 0 to 3, got ", form);
-  const sgl::BlockLayout layout(static_cast<sgl::Blocks>(form));
+  const sgl::BlockLayout layout(sgl::block_form("pack_blocks", form));
   STD_TORCH_CHECK(has_whole_rows(numbers) && numbers.scalar_type() == ScalarType::Char && numbers.size(1) % sgl::kBlock == 0,
-                  "pack_blocks: numbers is int8 [outputs, in], those of a row side by side, in a multiple of 32");
-  STD_TORCH_CHECK(minima.has_value() == layout.has_minimum, "pack_blocks: minima belong to forms 1 and 3, and form is ", form);
+                  "pack_blocks: numbers is int8 [outputs, in], those of a row side by side, in a multiple of ", sgl::kBlock);
+  STD_TORCH_CHECK(minima.has_value() == layout.has_minimum, "pack_blocks: form ", form,
+                  layout.has_minimum ? " has minima, and none are given" : " has no minima, and some are given");
   const int64_t outputs = numbers.size(0), blocks = numbers.size(1) / sgl::kBlock, record = layout.record_bytes();
-  const auto check_halves = [&](const Tensor& halves) {
-    STD_TORCH_CHECK(has_whole_rows(halves) && halves.scalar_type() == ScalarType::Half && halves.size(0) == outputs &&
-                        halves.size(1) == blocks,
-                    "pack_blocks: scales and minima are float16 [outputs, in / 32]");
-  };
-  check_halves(scales);
-  if (layout.has_minimum) check_halves(*minima);
+  check_halves("scales", scales, outputs, blocks * layout.scales);
+  if (layout.has_minimum) check_halves("minima", *minima, outputs, blocks);
   const Rows rows(numbers), scale_rows(scales), minimum_rows(layout.has_minimum ? *minima : scales);
   check_out("pack_blocks", out, pieces_of(outputs, sgl::kGroup) * blocks * record);
   for_pieces(outputs, sgl::kGroup, blocks * record, out, [&](int64_t first, uint8_t* to) {
     for (int64_t block = 0; block < blocks; ++block, to += record) {
       pack_block(rows, first, block, layout, to);
-      pack_halves(scale_rows, first, block, to + layout.number_bytes());
-      if (layout.has_minimum) pack_halves(minimum_rows, first, block, to + layout.number_bytes() + 2 * sgl::kGroup);
+      for (int64_t part = 0; part < layout.scales; ++part) {
+        const int64_t at = layout.scale_at(0, part * sgl::kBlock / layout.scales);
+        pack_halves(scale_rows, first, block * layout.scales + part, to + at);
+      }
+      if (layout.has_minimum) pack_halves(minimum_rows, first, block, to + layout.minimum_at(0));
     }
   });
 }
+
+// What a record takes: 32 inputs of 16 outputs.
+int64_t block_record_bytes(int64_t form) { return sgl::BlockLayout(sgl::block_form("block_record_bytes", form)).record_bytes(); }
 
 }  // namespace
 
@@ -184,10 +204,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def("pack_panels(Tensor weight, Tensor(a!) out) -> ()");
   m.def("pack_int8(Tensor numbers, Tensor scales, Tensor(a!) out) -> ()");
   m.def("pack_blocks(Tensor numbers, Tensor scales, Tensor? minima, Tensor(a!) out, int form) -> ()");
+  m.def("block_record_bytes(int form) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CPU, m) {
   m.impl("pack_panels", TORCH_BOX(&pack_panels));
   m.impl("pack_int8", TORCH_BOX(&pack_int8));
   m.impl("pack_blocks", TORCH_BOX(&pack_blocks));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
+  m.impl("block_record_bytes", TORCH_BOX(&block_record_bytes));
 }

@@ -64,35 +64,47 @@ def linear_packed(
 
 
 class BlockForm(IntEnum):
-    """What a quantized number means: `scale * q`, or `scale * q + minimum`, in 4 or 8 bits.
+    """What a quantized number q means: `scale * q`, or `scale * q + minimum`, and how many bits it has.
 
-    q is -8 .. 7 in `Q4`, 0 .. 15 in `Q4_MIN`, -128 .. 127 in both others.
+    q is signed, or counted from 0 where there is a minimum. In `Q6` 16 inputs have a scale, elsewhere 32.
     """
 
     Q4 = 0
     Q4_MIN = 1
-    Q8 = 2
-    Q8_MIN = 3
+    Q5 = 2
+    Q5_MIN = 3
+    Q6 = 4
+    Q8 = 5
+
+    @property
+    def bits(self) -> int:
+        return int(self.name[1])
 
     @property
     def has_minimum(self) -> bool:
-        return self in (BlockForm.Q4_MIN, BlockForm.Q8_MIN)
+        return self.name.endswith("_MIN")
 
     @property
-    def is_nibbles(self) -> bool:
-        return self in (BlockForm.Q4, BlockForm.Q4_MIN)
+    def scales(self) -> int:
+        """Scales of an output in a block of 32 inputs."""
+        return 2 if self is BlockForm.Q6 else 1
 
     @property
-    def offset(self) -> int:
-        """How far above its value a number is stored: numbers are stored as unsigned ones."""
-        return {BlockForm.Q4: 8, BlockForm.Q4_MIN: 0}.get(self, 128)
+    def lowest(self) -> int:
+        """The lowest q; stored numbers are unsigned, so many above their value."""
+        return 0 if self.has_minimum else -(2 ** (self.bits - 1))
+
+    @property
+    def highest(self) -> int:
+        return self.lowest + 2**self.bits - 1
 
 
 @dataclass(frozen=True)
 class BlockWeight:
     """A quantized weight before packing.
 
-    numbers: int8 [outputs, in], in a multiple of 32. scales and minima: float16 [outputs, in / 32].
+    numbers: int8 [outputs, in], in a multiple of 32. scales: float16 [outputs, in / 32], of `Q6` in / 16.
+    minima: float16 [outputs, in / 32].
     """
 
     form: BlockForm
@@ -102,7 +114,8 @@ class BlockWeight:
 
     def dequantized(self) -> torch.Tensor:
         """float32 [outputs, in]."""
-        weight = self.numbers.float() * self.scales.float().repeat_interleave(BLOCK, dim=1)
+        scaled = BLOCK // self.form.scales
+        weight = self.numbers.float() * self.scales.float().repeat_interleave(scaled, dim=1)
         if self.minima is not None:
             weight += self.minima.float().repeat_interleave(BLOCK, dim=1)
         return weight
@@ -111,56 +124,70 @@ class BlockWeight:
 def pack_blocks(weight: BlockWeight) -> torch.Tensor:
     """uint8 [groups, blocks, bytes of a record]: of 16 outputs the numbers of 32 inputs, scales, minima.
 
-    Numbers lie in fours of inputs, those of 16 outputs side by side; of 4-bit ones input k has the low half
-    of a byte, and input k + 16 the high half. Missing outputs are zeros.
+    Numbers lie in fours of inputs, those of 16 outputs side by side. Of less than 8 bits, the low four of
+    input k are the low half of a byte, those of input k + 16 the high half; the others follow in planes of 64
+    bytes, each of which holds one bit of all eight fours of inputs, or two bits of four of them. Missing
+    outputs are zeros.
     """
     outputs, inputs = weight.numbers.shape
     if inputs % BLOCK:
         raise ValueError(f"a quantized weight has a multiple of {BLOCK} inputs, and this one has {inputs}")
-    halves = [with_whole_rows(part) for part in (weight.scales, weight.minima) if part is not None]
-    size = GROUP * BLOCK // (2 if weight.form.is_nibbles else 1) + len(halves) * 2 * GROUP
+    size = torch.ops.sgl_kernel.block_record_bytes(int(weight.form))
     out = torch.empty(-(-outputs // GROUP), inputs // BLOCK, size, dtype=torch.uint8)
-    minima = halves[1] if len(halves) > 1 else None
-    numbers = with_whole_rows(weight.numbers)
-    torch.ops.sgl_kernel.pack_blocks(numbers, halves[0], minima, out, int(weight.form))
+    minima = None if weight.minima is None else with_whole_rows(weight.minima)
+    numbers, scales = with_whole_rows(weight.numbers), with_whole_rows(weight.scales)
+    torch.ops.sgl_kernel.pack_blocks(numbers, scales, minima, out, int(weight.form))
     return out
 
 
 def pack_blocks_reference(weight: BlockWeight) -> torch.Tensor:
     """What `pack_blocks` writes."""
-    outputs, inputs = weight.numbers.shape
+    form, (outputs, inputs) = weight.form, weight.numbers.shape
     groups, blocks = -(-outputs // GROUP), inputs // BLOCK
     numbers = weight.numbers.new_zeros(groups * GROUP, inputs, dtype=torch.int16)
-    numbers[:outputs] = weight.numbers.to(torch.int16) + weight.form.offset
-    numbers[outputs:] = weight.form.offset
+    numbers[:outputs] = weight.numbers
+    numbers -= form.lowest
     # [groups, blocks, fours, outputs, inputs of a four]
     fours = numbers.to(torch.uint8).view(groups, GROUP, blocks, BLOCK // 4, 4).permute(0, 2, 3, 1, 4)
-    if weight.form.is_nibbles:
-        low, high = fours.chunk(2, dim=2)
-        fours = low | (high << 4)
     parts = [fours.reshape(groups, blocks, -1)]
+    if form.bits < 8:
+        low, high = (fours & 15).chunk(2, dim=2)
+        parts = [(low | (high << 4)).reshape(groups, blocks, -1)]
+        above = form.bits - 4
+        for some in (fours >> 4).split(8 // above, dim=2) if above else ():
+            shifts = torch.arange(0, 8, above, dtype=torch.uint8).view(-1, 1, 1)
+            parts.append((some << shifts).sum(dim=2, dtype=torch.uint8).reshape(groups, blocks, -1))
     for halves in (weight.scales, weight.minima):
         if halves is None:
             continue
-        whole = torch.zeros(groups * GROUP, blocks, dtype=torch.float16)
+        whole = torch.zeros(groups * GROUP, halves.shape[1], dtype=torch.float16)
         whole[:outputs] = halves
-        parts.append(whole.view(groups, GROUP, blocks).transpose(1, 2).contiguous().view(torch.uint8))
+        turned = whole.view(groups, GROUP, blocks, -1).permute(0, 2, 3, 1)
+        parts.append(turned.contiguous().view(groups, blocks, -1).view(torch.uint8))
     return torch.cat(parts, dim=2).contiguous()
 
 
 def unpack_blocks(packed: torch.Tensor, form: BlockForm, outputs: int) -> BlockWeight:
     """The weight that `pack_blocks` took."""
     groups, blocks, _ = packed.shape
-    size = GROUP * BLOCK // (2 if form.is_nibbles else 1)
+    size = GROUP * BLOCK * form.bits // 8
     fours = packed[:, :, :size].reshape(groups, blocks, -1, GROUP, 4)
-    if form.is_nibbles:
-        fours = torch.cat([fours & 15, fours >> 4], dim=2)
+    if form.bits < 8:
+        low, planes = fours.split((4, form.bits - 4), dim=2)
+        fours = torch.cat([low & 15, low >> 4], dim=2)
+        above = form.bits - 4
+        if above:
+            shifts = torch.arange(0, 8, above, dtype=torch.uint8).view(-1, 1, 1)
+            high = (planes.unsqueeze(3) >> shifts) & (2**above - 1)
+            fours |= high.flatten(2, 3) << 4
     numbers = fours.permute(0, 3, 1, 2, 4).reshape(groups * GROUP, blocks * BLOCK).to(torch.int16)
-    halves = [
-        part.contiguous().view(torch.float16).transpose(1, 2).reshape(groups * GROUP, blocks)[:outputs]
-        for part in packed[:, :, size:].split(2 * GROUP, dim=2)
-    ]
-    return BlockWeight(form, (numbers - form.offset).to(torch.int8)[:outputs], *halves)
+    halves = packed[:, :, size:].contiguous().view(torch.float16).view(groups, blocks, -1, GROUP)
+    scales, minima = (
+        part.permute(0, 3, 1, 2).reshape(groups * GROUP, -1)[:outputs]
+        for part in halves.split((form.scales, halves.shape[2] - form.scales), dim=2)
+    )
+    values = (numbers + form.lowest).to(torch.int8)[:outputs]
+    return BlockWeight(form, values, scales, minima if form.has_minimum else None)
 
 
 def linear_blocks(

@@ -2,7 +2,7 @@
 
 Chosen for a GGUF file with `--dtype auto`, or by `--quantization gguf`, where the compiled kernels are. Each
 layer packs the blocks of its parts; x is quantized to 8 bits on the way, as the format means it. A layer with
-a part that is no such block (a float type, Q6_K, a share that cuts a block) is dequantized and stored as an
+a part that is no such block (a float type, a share that cuts a block) is dequantized and stored as an
 unquantized one.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,51 +29,84 @@ from sglang.srt.layers.weights.parameter import LoadableParameter, Place, Weight
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """Some outputs in one form (a `BlockForm`): `numbers` is what `pack_blocks` made of them."""
+
+    form: Any
+    outputs: int
+    numbers: torch.Tensor
+
+
 class BlockStoredWeight(StoredWeight):
-    """Records of 32 inputs of 16 outputs, multiplied by the compiled kernels.
+    """Records of 32 inputs of 16 outputs, multiplied by the compiled kernels; parts of one form are one.
 
     Scales are half floats: of the K formats the product of two is rounded to one.
     """
 
-    def __init__(self, weight: BlockPart) -> None:
+    def __init__(self, parts: Sequence[BlockPart]) -> None:
         kernels = compiled_kernels()
         assert kernels is not None  # whoever chose this form has asked
         self.kernels, self.embedding = kernels.linear, kernels.embedding
-        self.outputs = weight.numbers.shape[0]
-        self.form = self.kernels.BlockForm[_smallest_form(weight)]
-        minima = None if weight.minima is None else weight.minima.half()
-        halves = self.kernels.BlockWeight(self.form, weight.numbers, weight.scales.half(), minima)
-        self.packed: torch.Tensor = self.kernels.pack_blocks(halves)
+        self.outputs = sum(len(part.numbers) for part in parts)
+        self.packed = [self._pack(part) for part in parts]
+
+    def _pack(self, part: BlockPart) -> PackedPart:
+        form = self.kernels.BlockForm[smallest_form(part)]
+        minima = None if part.minima is None else part.minima.half()
+        weight = self.kernels.BlockWeight(form, part.numbers, part.scales.half(), minima)
+        return PackedPart(form, len(part.numbers), self.kernels.pack_blocks(weight))
+
+    @property
+    def forms(self) -> list[str]:
+        """The names of the parts' forms, in the order of the outputs."""
+        return [part.form.name for part in self.packed]
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(x.shape[0], self.outputs)
-        self.kernels.linear_blocks(x, self.packed, bias, out, self.form)
-        return out
+        return self._multiply(x, bias, x.new_empty(x.shape[0], self.outputs))
 
     def scores(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty(x.shape[0], self.outputs, dtype=torch.float32)
-        self.kernels.linear_blocks(x, self.packed, None, out, self.form)
+        return self._multiply(x, None, x.new_empty(x.shape[0], self.outputs, dtype=torch.float32))
+
+    def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+        if len(self.packed) == 1:
+            self.kernels.linear_blocks(x, self.packed[0].numbers, bias, out, self.packed[0].form)
+            return out
+        first = 0
+        for part in self.packed:
+            end = first + part.outputs
+            some = None if bias is None else bias[first:end]
+            self.kernels.linear_blocks(x, part.numbers, some, out[:, first:end], part.form)
+            first = end
         return out
 
     has_rows = True
 
     def rows(self, ids: torch.Tensor, out: torch.Tensor, first_id: int, is_share: bool) -> torch.Tensor:
+        (part,) = self.packed  # a table is one tensor
         rows: torch.Tensor = self.embedding.embed_blocks(
-            ids, self.packed, out, self.form, self.outputs, first_id, is_share
+            ids, part.numbers, out, part.form, part.outputs, first_id, is_share
         )
         return rows
 
     def unpack(self) -> torch.Tensor:
-        weight: torch.Tensor = self.kernels.unpack_blocks(self.packed, self.form, self.outputs).dequantized()
-        return weight
+        return torch.cat(
+            [
+                self.kernels.unpack_blocks(part.numbers, part.form, part.outputs).dequantized()
+                for part in self.packed
+            ]
+        )
 
 
-def _smallest_form(weight: BlockPart) -> str:
-    """4 bits where all numbers fit; numbers with a minimum are unsigned, those without are signed."""
+def smallest_form(weight: BlockPart) -> str:
+    """The fewest bits that hold all numbers; those with a minimum are unsigned, the others signed."""
+    if weight.scales_of_block == 2:
+        return "Q6"
     lowest, highest = (int(end) for end in weight.numbers.aminmax())
-    if weight.minima is None:
-        return "Q4" if lowest >= -8 and highest <= 7 else "Q8"
-    return "Q4_MIN" if lowest >= 0 and highest <= 15 else "Q8_MIN"
+    if weight.minima is not None:
+        return "Q4_MIN" if highest <= 15 else "Q5_MIN"
+    bits = next(bits for bits in (4, 5, 8) if -(1 << bits) <= 2 * lowest and 2 * highest < 1 << bits)
+    return f"Q{bits}"
 
 
 class BlockParameter(LoadableParameter):
@@ -104,33 +139,49 @@ class BlockParameter(LoadableParameter):
             self.parts[place.name] = item.load_blocks(place.dim, share.start, share.length)
         return True
 
-    def whole(self) -> BlockPart | torch.Tensor:
+    def whole(self) -> list[BlockPart] | torch.Tensor:
         """All parts as blocks, or as a matrix of the model's type where some part is none."""
         if all(isinstance(part, BlockPart | None) for part in self.parts.values()):
-            return self._whole_blocks()
+            return [self._joined(places) for places in self._places_of_one_form()]
         weight = torch.zeros(self.shape, dtype=self.dtype)
         for place in self.places:
             part = self.parts[place.name]
             place.fill(weight, part.dequantized().to(self.dtype) if isinstance(part, BlockPart) else part)
         return weight
 
-    def _whole_blocks(self) -> BlockPart:
-        outputs, inputs = self.shape
-        numbers = torch.zeros(outputs, inputs, dtype=torch.int8)
-        scales, minima = torch.zeros(2, outputs, inputs // BLOCK)
-        has_minima = False
+    def _places_of_one_form(self) -> list[list[Place]]:
+        """Neighbours with the same form together; what holds nothing goes with any."""
+        found: list[list[Place]] = []
+        last: str | None = None
         for place in self.places:
+            part = self.parts[place.name]
+            form = smallest_form(part) if isinstance(part, BlockPart) else None
+            if found and (form is None or last in (form, None)):
+                found[-1].append(place)
+            else:
+                found.append([place])
+            last = form or last
+        return found
+
+    def _joined(self, places: Sequence[Place]) -> BlockPart:
+        """The parts of some places, with zeros where a place has room for more."""
+        parts = [part for place in places if isinstance(part := self.parts[place.name], BlockPart)]
+        inputs = self.shape[1]
+        outputs = sum(place.share.room for place in places) if places[0].dim == 0 else self.shape[0]
+        scales_of_block = parts[0].scales_of_block if parts else 1
+        numbers = torch.zeros(outputs, inputs, dtype=torch.int8)
+        scales = torch.zeros(outputs, inputs * scales_of_block // BLOCK)
+        has_minima = bool(parts) and parts[0].minima is not None
+        minima = torch.zeros(outputs, inputs // BLOCK) if has_minima else None
+        for place in places:
             part = self.parts[place.name]
             if not isinstance(part, BlockPart):
                 continue
-            rows, columns = part.numbers.shape
-            first = place.start if place.dim == 0 else 0
-            numbers[first : first + rows, :columns] = part.numbers
-            scales[first : first + rows, : columns // BLOCK] = part.scales
-            if part.minima is not None:
-                minima[first : first + rows, : columns // BLOCK] = part.minima
-                has_minima = True
-        return BlockPart(numbers, scales, minima if has_minima else None)
+            first = place.start - places[0].start if place.dim == 0 else 0
+            for whole, some in ((numbers, part.numbers), (scales, part.scales), (minima, part.minima)):
+                if whole is not None and some is not None:
+                    whole[first : first + some.shape[0], : some.shape[1]] = some
+        return BlockPart(numbers, scales, minima)
 
 
 class GGUFLinearMethod(LinearMethod):
@@ -158,7 +209,7 @@ class GGUFLinearMethod(LinearMethod):
         whole = parameter.whole()
         parameter.parts.clear()
         parameter.data = parameter.new_empty(0)
-        if isinstance(whole, BlockPart):
+        if isinstance(whole, list):
             layer.stored = BlockStoredWeight(whole)
             return
         if parameter.has_blocks:

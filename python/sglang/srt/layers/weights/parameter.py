@@ -45,8 +45,8 @@ class WeightItem:
     `name` is the Hugging Face name whatever the file format is, `file` is what an error names, and
     `load(dtype, dim, start, length)` reads only that part. `nbytes` is the size of the whole tensor in the
     file; `block` values of the last dimension are packed together and can only be read together.
-    `load_blocks` is there where the file holds whole numbers with a scale for 32 of them each, `load_int8`
-    where it holds them with a scale an output.
+    `load_blocks` is there where the file holds whole numbers with a scale for 32 or 16 of them each,
+    `load_int8` where it holds them with a scale an output.
     """
 
     name: str

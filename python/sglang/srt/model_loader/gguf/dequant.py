@@ -241,7 +241,7 @@ def _q6_k(blocks: Bytes) -> SplitBlocks:
     return SplitBlocks(numbers, scales)
 
 
-#: Types whose values are whole numbers with scales.
+#: Types whose values are whole numbers with a scale for 32 or 16 of them: layers can compute with those.
 SPLITTERS: dict[str, Callable[[Bytes], SplitBlocks]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,

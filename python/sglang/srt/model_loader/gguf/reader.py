@@ -14,13 +14,10 @@ import torch
 from sglang.srt.configs.gguf.header import GGUFHeader, GGUFTensorInfo
 from sglang.srt.configs.gguf.parts import open_gguf
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.weights.blocks import BLOCK, BlockPart
+from sglang.srt.layers.weights.blocks import BlockPart
 from sglang.srt.layers.weights.parameter import WeightItem
-from sglang.srt.model_loader.gguf.dequant import DECODERS, dequantize, split_rows
+from sglang.srt.model_loader.gguf.dequant import DECODERS, SPLITTERS, dequantize, split_rows
 from sglang.srt.model_loader.gguf.names import CONFIG_TENSORS, hf_name
-
-#: Types that layers can compute with as they are: 32 numbers have a scale.
-COMPUTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K")
 
 
 def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
@@ -52,7 +49,7 @@ def gguf_weights(model_config: ModelConfig) -> list[WeightItem]:
                 load=load,
                 nbytes=tensor.nbytes,
                 block=tensor.type.block_elements,
-                load_blocks=load_blocks if tensor.type.name in COMPUTED and len(tensor.shape) == 2 else None,
+                load_blocks=load_blocks if tensor.type.name in SPLITTERS and len(tensor.shape) == 2 else None,
             )
         )
     header.prefetch()
@@ -118,7 +115,7 @@ def _load_blocks(
         return values if dim > 0 else values.narrow(0, start - first, length)
 
     numbers = torch.from_numpy(found.numbers).to(torch.int8).reshape(rows, -1)
-    assert numbers.shape[1] == found.scales.shape[1] * BLOCK
+    assert numbers.shape[1] == found.scales.shape[1] * found.numbers.shape[2]
     minima = None if found.minima is None else cut(torch.from_numpy(found.minima))
     return BlockPart(cut(numbers), cut(torch.from_numpy(found.scales)), minima)
 

@@ -25,11 +25,12 @@ needs_kernels = pytest.mark.skipif(
 
 
 def random_part(rows, columns, *, bits=4, has_minima=False, seed=0):
-    """Numbers of a type, with scales that a half float holds."""
+    """Numbers of a type, with scales that a half float holds: for 16 of them where they have 6 bits."""
     draw = torch.Generator().manual_seed(seed)
     low, high = (0, 2**bits) if has_minima else (-(2 ** (bits - 1)), 2 ** (bits - 1))
     numbers = torch.randint(low, high, (rows, columns), generator=draw).to(torch.int8)
-    scales, minima = torch.randn(2, rows, columns // 32, generator=draw).half().float() * 0.125
+    scales = torch.randn(rows, columns // (16 if bits == 6 else 32), generator=draw).half().float() * 0.125
+    minima = torch.randn(rows, columns // 32, generator=draw).half().float() * 0.125
     return BlockPart(numbers, scales, minima if has_minima else None)
 
 
@@ -45,7 +46,7 @@ def item_of(name, part, *, is_dense=False):
             return values.narrow(dim, begin, count)
 
         minima = None if part.minima is None else cut(part.minima, 32)
-        return BlockPart(cut(part.numbers, 1), cut(part.scales, 32), minima)
+        return BlockPart(cut(part.numbers, 1), cut(part.scales, 32 // part.scales_of_block), minima)
 
     return WeightItem(
         name,
@@ -81,29 +82,35 @@ def one_rank():
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("kinds", "form"),
+    ("kinds", "forms"),
     [
-        ([(4, False), (4, False)], "Q4"),
-        ([(4, True), (4, True)], "Q4_MIN"),
-        ([(8, False), (4, False)], "Q8"),
-        ([(5, True), (4, True)], "Q8_MIN"),
-        ([(4, True), (8, False)], "Q8_MIN"),  # one part has minima, the other has none
+        ([(4, False), (4, False)], ["Q4"]),
+        ([(4, True), (4, True), (5, True)], ["Q4_MIN", "Q5_MIN"]),
+        ([(8, False), (4, False)], ["Q8", "Q4"]),
+        ([(4, True), (4, True), (6, False)], ["Q4_MIN", "Q6"]),  # q, k and v of a Q4_K_M file
+        ([(5, False), (6, False), (6, False), (5, False)], ["Q5", "Q6", "Q5"]),
     ],
 )
-def test_parts_are_packed_together_in_the_smallest_form_that_holds_them(kinds, form):
+def test_parts_keep_the_fewest_bits_and_neighbours_of_one_form_are_one(kinds, forms):
     parts = {
         name: random_part(20 + 20 * i, 64, bits=bits, has_minima=has_minima, seed=i)
-        for i, (name, (bits, has_minima)) in enumerate(zip(("a", "b"), kinds, strict=True))
+        for i, (name, (bits, has_minima)) in enumerate(zip("abcd", kinds, strict=False))
     }
     layer = column_layer(parts)
     fill(layer, [item_of(f"{name}.weight", part) for name, part in parts.items()])
-    assert isinstance(layer.stored, BlockStoredWeight) and layer.stored.form.name == form
+    assert isinstance(layer.stored, BlockStoredWeight) and layer.stored.forms == forms
     want = torch.cat([part.dequantized() for part in parts.values()])
     assert torch.equal(layer.stored.unpack(), want)
     assert layer.weight.numel() == 0
-    x = torch.randn(3, 64)
-    out, exact = layer(x), x.double() @ want.double().T
-    assert (out - exact).abs().max() < 0.02 * exact.abs().max(), "x is rounded to 8 bits"
+    x, bias = torch.randn(3, 64), torch.randn(len(want))
+    exact = x.double() @ want.double().T
+    for out, wanted in (
+        (layer(x), exact),
+        (layer.stored.apply(x, bias), exact + bias),
+        (layer.stored.scores(x.bfloat16()), x.bfloat16().double() @ want.double().T),
+    ):
+        assert out.dtype == torch.float32
+        assert (out - wanted).abs().max() < 0.02 * exact.abs().max(), "x is rounded to 8 bits"
 
 
 @needs_kernels
@@ -121,23 +128,36 @@ def test_a_part_that_is_no_block_makes_the_layer_a_dense_one(caplog):
 
 
 @needs_kernels
+@pytest.mark.parametrize("bits", [5, 6, 8])
+def test_rows_of_a_table_come_out_of_its_blocks(bits):
+    part = random_part(40, 64, bits=bits)
+    layer = column_layer({"a": part})
+    fill(layer, [item_of("a.weight", part)])
+    ids = torch.tensor([39, 0, 17])
+    assert torch.equal(layer.stored.rows(ids, torch.empty(3, 64), 0, False), part.dequantized()[ids])
+
+
+@needs_kernels
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_ranks_take_their_rows_and_the_last_one_pads_with_zeros(rank):
-    part = random_part(40, 64)
+    """Also a part of which the last rank has no row at all."""
+    parts = {"a": random_part(40, 64), "b": random_part(40, 64, bits=6), "c": random_part(2, 64, bits=5)}
     with published_topology(tp_size=3, ranks={"world_rank": rank, "dp_rank": None}):
-        layer = column_layer({"a": part})
-    fill(layer, [item_of("a.weight", part)])
-    mine = torch.zeros(14, 64)
-    rows = part.dequantized()[14 * rank : 14 * rank + 14]
-    mine[: len(rows)] = rows
+        layer = column_layer(parts)
+    fill(layer, [item_of(f"{name}.weight", part) for name, part in parts.items()])
+    mine = torch.zeros(29, 64)
+    for first, room, name in ((0, 14, "a"), (14, 14, "b"), (28, 1, "c")):
+        rows = parts[name].dequantized()[room * rank : room * rank + room]
+        mine[first : first + len(rows)] = rows
     assert isinstance(layer.stored, BlockStoredWeight)
     assert torch.equal(layer.stored.unpack(), mine)
 
 
 @needs_kernels
+@pytest.mark.parametrize("bits", [4, 6])
 @pytest.mark.parametrize(("inputs", "is_packed"), [(128, True), (96, False)])
-def test_input_features_are_cut_between_blocks_or_not_packed(inputs, is_packed):
-    part = random_part(8, inputs)
+def test_input_features_are_cut_between_blocks_or_not_packed(inputs, is_packed, bits):
+    part = random_part(8, inputs, bits=bits)
     for rank in (0, 1):
         with published_topology(tp_size=2, ranks={"world_rank": rank, "dp_rank": None}):
             method = GGUFConfig().linear_method("")
@@ -149,7 +169,7 @@ def test_input_features_are_cut_between_blocks_or_not_packed(inputs, is_packed):
 
 
 @needs_kernels
-@pytest.mark.parametrize("quantization", ["Q4_1", "Q8_0", "Q5_0"])
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_a_model_gives_nearly_the_logits_of_its_dequantized_weights(tmp_path, quantization):
     folder = write_tiny_model(tmp_path / "model", hidden_size=64, intermediate_size=128, tie=True)
     file = write_tiny_gguf(folder, quantization=quantization)

@@ -11,7 +11,7 @@ import torch
 from sglang.srt.configs.gguf.types import GGML_TYPES
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.gguf.dequant import SPLITTERS, dequantize, split_rows
-from sglang.srt.model_loader.gguf.reader import COMPUTED, gguf_weights
+from sglang.srt.model_loader.gguf.reader import gguf_weights
 from sglang.test.tiny_models import write_tiny_gguf
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
@@ -48,26 +48,30 @@ def test_numbers_without_scales_are_no_blocks(tiny, quantization):
     assert all(item.load_blocks is None for item in items_of(tiny, quantization).values())
 
 
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", SPLITTERS)
 def test_columns_may_begin_anywhere_between_scales(name):
-    """A block of the K formats has eight scales; a rank's share need not hold whole blocks."""
+    """A block of the K formats has 8 or 16 scales; a rank's share need not hold whole blocks."""
     kind, rows, columns = TYPES[name], 5, 1024
     raw = np.random.default_rng(3).integers(0, 256, kind.nbytes(rows * columns), dtype=np.uint8)
     blocks = raw.reshape(-1, kind.block_bytes)
-    blocks[:, 0:4].view(np.float16)[:] = 0.125  # finite scales
+    finite = slice(208, 210) if name == "Q6_K" else slice(0, 4)
+    blocks[:, finite].view(np.float16)[:] = 0.125
     whole = dequantize(memoryview(raw), kind, (rows, columns), torch.float32, "w")
     for start, length in ((0, 1024), (32, 64), (512, 512), (992, 32)):
         found = split_rows(memoryview(raw), kind, rows, columns, (start, length))
         values = found.numbers * found.scales[:, :, None]
         if found.minima is not None:
             values = values + found.minima[:, :, None]
-        assert found.numbers.shape == (rows, length // 32, 32)
+        size = 16 if name == "Q6_K" else 32
+        assert found.numbers.shape == (rows, length // size, size)
         got = torch.from_numpy(values.reshape(rows, -1).astype(np.float32))
         torch.testing.assert_close(got, whole[:, start : start + length], rtol=0, atol=0)
 
 
-def test_what_is_computed_as_it_is_has_a_scale_for_32_numbers():
+def test_a_scale_is_for_32_numbers_or_for_16():
+    """No other width is packed."""
     for name in SPLITTERS:
         raw = np.zeros((2, TYPES[name].block_bytes), dtype=np.uint8)
-        shared = SPLITTERS[name](raw).numbers.shape[2]
-        assert (shared == 32) == (name in COMPUTED), name
+        found = SPLITTERS[name](raw)
+        assert found.numbers.shape[2] in (16, 32), name
+        assert found.minima is None or found.numbers.shape[2] == 32, name

@@ -236,7 +236,7 @@ def test_the_levels_agree_on_quantized_products_but_for_the_rounding_of_their_su
 
 
 def test_each_half_of_a_block_of_six_bits_has_its_scale():
-    """One block: 2 and -32 with scale 0.5, 3 and 31 with scale 4; x is 127 at 2 and 3, and 1 at the others."""
+    """One block: 2 and -32 with scale 0.5, 3 and 31 with scale 4; x is 127 or 1 at each."""
     numbers = torch.zeros(1, 32, dtype=torch.int8)
     numbers[0, :2], numbers[0, 16:18] = torch.tensor([2, -32]), torch.tensor([3, 31])
     weight = BlockWeight(BlockForm.Q6, numbers, torch.tensor([[0.5, 4.0]]).half())

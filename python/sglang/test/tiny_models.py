@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from sglang.srt.tokenizer.byte_level import BYTE_TO_CHAR
+from sglang.test.gguf_q6_k import q6_k_blocks
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -221,7 +222,7 @@ def write_tiny_gguf(
 ) -> pathlib.Path:
     """The GGUF form of a folder made by `write_tiny_model`: same weights, same tokenizer, same template.
 
-    `quantization` names a GGUF tensor type that the `gguf` package can write; 1-D tensors stay F32.
+    `quantization` names a GGUF tensor type that the `gguf` package can write, or Q6_K; 1-D tensors stay F32.
     `part_tensors` above 0 splits the file into parts of so many tensors and gives back the first one, which
     with `bare_first_part` holds metadata alone.
     """
@@ -247,7 +248,8 @@ def write_tiny_gguf(
             array = array.reshape(heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)
         data = array.contiguous().numpy()
         stored = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
-        packed = np.ascontiguousarray(gguf.quants.quantize(data, stored))
+        is_q6_k = stored == gguf.GGMLQuantizationType.Q6_K
+        packed = q6_k_blocks(data) if is_q6_k else np.ascontiguousarray(gguf.quants.quantize(data, stored))
         writer.add_tensor(_gguf_name(name), packed, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

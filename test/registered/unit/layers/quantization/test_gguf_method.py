@@ -169,9 +169,16 @@ def test_input_features_are_cut_between_blocks_or_not_packed(inputs, is_packed, 
 
 
 @needs_kernels
-@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q6_K"])
 def test_a_model_gives_nearly_the_logits_of_its_dequantized_weights(tmp_path, quantization):
-    folder = write_tiny_model(tmp_path / "model", hidden_size=64, intermediate_size=128, tie=True)
+    size = 4 if quantization == "Q6_K" else 1  # its blocks have 256 numbers
+    folder = write_tiny_model(
+        tmp_path / "model",
+        hidden_size=64 * size,
+        intermediate_size=128 * size,
+        head_dim=16 * size,
+        tie=True,
+    )
     file = write_tiny_gguf(folder, quantization=quantization)
     logits = {}
     for fields in ({}, {"quantization": "gguf"}):

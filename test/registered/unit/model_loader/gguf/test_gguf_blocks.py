@@ -4,6 +4,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="unit-cpu")
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sglang.srt.configs.gguf.types import GGML_TYPES
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.gguf.dequant import SPLITTERS, dequantize, split_rows
 from sglang.srt.model_loader.gguf.reader import gguf_weights
+from sglang.test.gguf_q6_k import q6_k_blocks
 from sglang.test.tiny_models import write_tiny_gguf
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
@@ -22,11 +24,12 @@ def items_of(tiny, quantization, **fields):
     return {item.name: item for item in gguf_weights(ModelConfig.from_path(file))}
 
 
-@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q6_K"])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
 def test_every_part_of_every_matrix_is_what_is_decoded(tiny, quantization, architecture):
     seen = 0
-    for item in items_of(tiny, quantization, architecture=architecture).values():
+    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64} if quantization == "Q6_K" else {}
+    for item in items_of(tiny, quantization, architecture=architecture, **wide).values():
         if len(item.shape) == 1:
             assert item.load_blocks is None
             continue
@@ -75,3 +78,11 @@ def test_a_scale_is_for_32_numbers_or_for_16():
         found = SPLITTERS[name](raw)
         assert found.numbers.shape[2] in (16, 32), name
         assert found.minima is None or found.numbers.shape[2] == 32, name
+
+
+def test_what_is_written_as_q6_k_is_nearly_what_it_was():
+    """The tiny models of the other tests would be anything if their writer were wrong."""
+    rows = np.random.default_rng(5).standard_normal((3, 512), dtype=np.float32)
+    rows[1, :256] = 0
+    found = gguf.quants.dequantize(q6_k_blocks(rows), gguf.GGMLQuantizationType.Q6_K)
+    assert np.abs(found - rows).max() < 0.05 * np.abs(rows).max()

@@ -123,20 +123,26 @@ struct Block {
   template <int64_t Rows, int64_t Groups = 1>
   void run() const {
     const uint8_t* records = static_cast<const uint8_t*>(weight) + group * x.count * record_bytes;
-    for (int64_t piece = 0; piece < kGroup / Vec::width; ++piece) {
-      Vec sums[Groups][Rows][1];
+    // Where one pass over the records serves a single row, it takes all outputs of a record; of more rows the sums would not fit.
+    constexpr int64_t pieces = kGroup / Vec::width, at_once = Rows == 1 ? pieces : 1;
+    for (int64_t piece = 0; piece < pieces; piece += at_once) {
+      Vec sums[Groups][at_once][Rows][1];
       for (int64_t g = 0; g < Groups; ++g) {
-        for (int64_t r = 0; r < Rows; ++r) sums[g][r][0] = Vec::zero();
+        for (int64_t p = 0; p < at_once; ++p) {
+          for (int64_t r = 0; r < Rows; ++r) sums[g][p][r][0] = Vec::zero();
+        }
       }
       const XBlock* rows = x.blocks + in_x;
       for (int64_t b = 0; b < x.count; ++b, rows += x.rows) {
         for (int64_t g = 0; g < Groups; ++g) {
-          add_record<Rows>(records + (g * apart * x.count + b) * record_bytes, piece, rows, sums[g]);
+          const uint8_t* record = records + (g * apart * x.count + b) * record_bytes;
+          for (int64_t p = 0; p < at_once; ++p) add_record<Rows>(record, piece + p, rows, sums[g][p]);
         }
       }
       for (int64_t g = 0; g < Groups; ++g) {
-        for (int64_t r = 0; r < Rows; ++r) {
-          out.write(out.call, first_row + r, (group + g * apart) * kGroup + piece * Vec::width, sums[g][r]);
+        for (int64_t p = 0; p < at_once; ++p) {
+          const int64_t first = (group + g * apart) * kGroup + (piece + p) * Vec::width;
+          for (int64_t r = 0; r < Rows; ++r) out.write(out.call, first_row + r, first, sums[g][p][r]);
         }
       }
     }

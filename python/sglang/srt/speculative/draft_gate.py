@@ -45,6 +45,13 @@ class DraftGate:
         self._last, self._last_end = this, end
         self._of(batch_size).note(drafted, tokens, seconds, batch_size)
 
+    def note_nothing_proposed(self, end: float, batch_size: int) -> None:
+        """A round that might have drafted found nothing to propose: the next one's time counts from here.
+
+        Where guesses are found now and then, no two rounds with some may follow each other.
+        """
+        self._last, self._last_end = (batch_size, True), end
+
     def interrupt(self) -> None:
         """Something else than a round of this kind ran: the next round's time is not known."""
         self._last = None

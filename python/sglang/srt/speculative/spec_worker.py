@@ -115,8 +115,10 @@ class SpecWorker:
         verified = keep_accepted(round, tree, outcome.accepted, self.target.pools.kv, output.hidden)
         self.drafter.after_accepted(verified)
         if self._gate is not None:
-            if most_nodes == 1 or (may_draft and num_nodes == 1):
-                self._gate.interrupt()  # there was no room to draft, or nothing to propose
+            if most_nodes == 1:
+                self._gate.interrupt()  # there was no room to draft
+            elif may_draft and num_nodes == 1:
+                self._gate.note_nothing_proposed(outcome.end, batch.batch_size)
             else:
                 self._note_round(self._gate, outcome, drafted=may_draft)
         return GenerationBatchResult(

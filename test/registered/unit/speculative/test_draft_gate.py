@@ -93,6 +93,20 @@ def test_a_round_after_an_interruption_is_not_measured() -> None:
     assert rounds.gates[0].drafts(16)
 
 
+def test_rare_guesses_that_do_not_pay_are_left_out_too() -> None:
+    """Every other round found nothing, so no two rounds with guesses ever followed each other."""
+    gate, now, ways = DraftGate(), 5.0, []
+    for _ in range(60):
+        drafts = gate.drafts(1)
+        if drafts:
+            now += 0.01
+            gate.note_nothing_proposed(now, 1)
+        now += 0.02 if drafts else 0.01
+        gate.note_round(now, 1, drafted=drafts, tokens=1.2 if drafts else 1.0)
+        ways.append(drafts)
+    assert ways[0] and not any(ways[-10:])
+
+
 def test_ranks_that_are_told_the_same_decide_the_same() -> None:
     rounds = Rounds(draft_seconds=0.1, plain_seconds=0.05, tokens=1.9, gates=2)
     for batch_size in (1, 5, 16, 3) * 20:

@@ -1,15 +1,18 @@
 """How many tokens a second does the engine make with each kind of draft, beside itself without one?
 
 Usage: python benchmark/bench_speculative.py [--dtype float32] [--algorithms NGRAM EAGLE3] [--rounds 3]
-[--batch-sizes 1 8] [--shapes auto 3,1,4]. An engine without a draft stays loaded; the engines with one are
-loaded beside it one after the other. Each round both answer the same prompts, one after the other, and the
-one that goes first changes every round, so a busy moment of the machine meets both. All algorithms get the
-same prompts, no prompt comes twice in an engine, and both forget their cached prefixes before each round.
+[--batch-sizes 1 16] [--shapes auto 3,1,4] [--text repeat]. An engine without a draft stays loaded; the
+engines with one are loaded beside it one after the other. Each round both answer the same prompts, one after
+the other, and the one that goes first changes every round, so a busy moment of the machine meets both. All
+algorithms get the same prompts, no prompt comes twice in an engine, and both forget their cached prefixes
+before each round. `--text chat` asks questions that the shipped draft was not trained on; `--text repeat`
+gives a text that has begun to repeat itself, which the answer goes on with.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
@@ -27,9 +30,14 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m-instruct"
 EAGLE3_DRAFT = Path(__file__).resolve().parents[1] / "examples" / "drafts" / "smollm2-135m-eagle3"
+#: Prompts that the shipped draft was not trained on.
+HELD_OUT = Path(__file__).resolve().parents[1] / "scripts" / "train_draft" / "heldout.jsonl"
 ALGORITHMS = ("NGRAM", "STANDALONE", "EAGLE3", "EAGLE")
 #: What a shape says: depth of a draft, branches a step, tokens of a verify round.
 SHAPE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+#: A text that repeats itself: sentences of what is repeated, and how many times the prompt has it.
+SENTENCES, TIMES = 8, 3
 
 #: More than a verify round takes of the pool for one request beside its text, for any draft.
 RESERVED_TOKENS = 128
@@ -165,13 +173,20 @@ def make_prompts(options: argparse.Namespace) -> list[str]:
     count = (options.rounds + 1) * sum(options.batch_sizes)
     if options.data_path is not None:
         return [problem.question for problem in read_problems(options.data_path, count)]
-    messages = [form.format(topic) for form in FORMS for topic in TOPICS]
+    asked = [form.format(topic) for form in FORMS for topic in TOPICS]
+    if options.text == "repeat":
+        draw = random.Random(0)
+        return [" ".join(draw.sample(asked, SENTENCES)) for _ in range(count)]
+    rows = [json.loads(line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
+    messages = [row["prompt"] for row in rows if row["kind"] == "chat"]
+    random.Random(0).shuffle(messages)
+    random.Random(0).shuffle(asked)
+    messages += asked  # of forms and topics that training may have met
     if len(messages) < count:
         raise ValueError(
             f"{count} prompts are needed and {len(messages)} are built in; give more with --data-path, or "
             "run fewer rounds"
         )
-    random.Random(0).shuffle(messages)
     return messages[:count]
 
 
@@ -224,14 +239,17 @@ def compare(plain: Engine, drafted: Engine, rounds: list[list[list[int]]], new_t
 
 
 def encode(engine: Engine, messages: Sequence[str], options: argparse.Namespace) -> list[list[int]]:
-    """Each message as the user's turn of a chat, in token ids."""
+    """Each message as the user's turn of a chat, or a text that repeats it, in token ids."""
     tokenizer = engine.tokenizer_manager.tokenizer
     if tokenizer is None:
         raise RuntimeError("the engine has no tokenizer; start it without skip_tokenizer_init")
-    rows = [
-        tokenizer.encode_chat(tokenizer.apply_chat_template([{"role": "user", "content": message}]))
-        for message in messages
-    ]
+    if options.text == "repeat":
+        rows = [tokenizer.encode("\n".join([message] * TIMES)) for message in messages]
+    else:
+        rows = [
+            tokenizer.encode_chat(tokenizer.apply_chat_template([{"role": "user", "content": message}]))
+            for message in messages
+        ]
     # Requests that do not fit together would be retracted, and measured as a slow round.
     needed = max(options.batch_sizes) * (max(map(len, rows)) + options.new_tokens + RESERVED_TOKENS)
     if needed > options.max_total_tokens:
@@ -254,7 +272,8 @@ def describe(engine: Engine, options: argparse.Namespace) -> str:
         f"{options.model_path}, {dtype}, {cpu_count()} cores of {name} ({bf16} bf16 instructions), {threads} "
         f"threads an engine. Greedy, at most {options.new_tokens} new tokens, {options.rounds} rounds that "
         "count. An engine without a draft and one with it take turns on the same prompts. Rates are medians "
-        "of rounds, their ratio is the median ratio of a round; verify rounds are summed over all answers."
+        "of rounds, their ratio is the median ratio of a round; verify rounds are summed over all answers. "
+        f"Text: {options.text}."
     )
 
 
@@ -329,8 +348,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=int,
         help="threads of each engine; default: what the engine takes (OMP_NUM_THREADS, or one per core)",
     )
+    add("--text", choices=["chat", "repeat"], default="chat", help="what the prompts are")
     add("--rounds", type=int, default=3, help="rounds that count, after one that warms up; an odd number")
-    add("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    add("--batch-sizes", type=int, nargs="+", default=[1, 16])
     add("--new-tokens", type=int, default=128, help="an answer ends earlier where the model ends it")
     add("--data-path", type=Path, help="GSM8K rows whose questions are the prompts; default: chat prompts")
     add("--max-total-tokens", type=int, default=8192, help="tokens in the KV pool of each engine")

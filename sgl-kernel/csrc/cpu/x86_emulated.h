@@ -43,15 +43,20 @@ inline float _mm512_reduce_add_ps(__m512 a) {
   return sums[0];
 }
 
-// SIMDe's writes zeros where the mask has none.
-inline void store_some(void* to, __mmask16 mask, __m512i a) {
-  int32_t* lanes = static_cast<int32_t*>(to);
+// SIMDe's write zeros where the mask has none.
+template <typename Lane, typename Register>
+inline void store_some(void* to, __mmask16 mask, Register a) {
+  Lane lanes[16];
+  static_assert(sizeof(lanes) == sizeof(a));
+  __builtin_memcpy(lanes, &a, sizeof(a));
   for (int i = 0; i < 16; ++i) {
-    if (mask >> i & 1) lanes[i] = ((__v16si)a)[i];
+    if (mask >> i & 1) static_cast<Lane*>(to)[i] = lanes[i];
   }
 }
 #undef _mm512_mask_storeu_epi32
-#define _mm512_mask_storeu_epi32 store_some
+#undef _mm256_mask_storeu_epi16
+#define _mm512_mask_storeu_epi32 store_some<int32_t>
+#define _mm256_mask_storeu_epi16 store_some<int16_t>
 
 }  // namespace
 

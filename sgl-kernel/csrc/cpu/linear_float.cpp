@@ -8,20 +8,26 @@ SGL_KERNEL_BEGIN
 
 namespace {
 
+// Adds the products of one input of some rows with the weights of some outputs.
+template <int64_t Rows, int64_t Lanes>
+inline void add_input(const float* x, int64_t stride, const Vec (&w)[Lanes], Vec (&sums)[Rows][Lanes]) {
+  for (int64_t r = 0; r < Rows; ++r) {
+    const Vec value = Vec::same(x[r * stride]);
+    for (int64_t j = 0; j < Lanes; ++j) sums[r][j] = multiply_add(value, w[j], sums[r][j]);
+  }
+}
+
 // Adds rows x 32 products of one step of the inputs; there are one or two inputs in a step.
 struct FloatStep {
   using Weight = float;
   using Input = float;
-  static constexpr int64_t inputs = 1;
+  static constexpr int64_t inputs = 1, sums = kSums;
 
   template <int64_t Rows, int64_t Lanes>
   static void add(const float* x, int64_t stride, const float* weight, Vec (&sums)[Rows][Lanes]) {
     Vec w[Lanes];
     for (int64_t j = 0; j < Lanes; ++j) w[j] = Vec::load(weight + j * Vec::width);
-    for (int64_t r = 0; r < Rows; ++r) {
-      const Vec value = Vec::same(x[r * stride]);
-      for (int64_t j = 0; j < Lanes; ++j) sums[r][j] = multiply_add(value, w[j], sums[r][j]);
-    }
+    add_input<Rows, Lanes>(x, stride, w, sums);
   }
 };
 
@@ -30,7 +36,7 @@ struct FloatStep {
 struct Bf16Step {
   using Weight = bf16;
   using Input = bf16;
-  static constexpr int64_t inputs = 2;
+  static constexpr int64_t inputs = 2, sums = kSums;
 
   template <int64_t Rows, int64_t Lanes>
   static void add(const bf16* x, int64_t stride, const bf16* weight, Vec (&sums)[Rows][Lanes]) {
@@ -51,10 +57,13 @@ struct Bf16Step {
 struct Bf16Step {
   using Weight = bf16;
   using Input = float;
-  static constexpr int64_t inputs = 2;
+  // Widened weights need registers of their own, where those of float32 come from memory.
+  static constexpr int64_t inputs = 2, sums = Vec::width == 8 ? 8 : kSums;
 
   template <int64_t Rows, int64_t Lanes>
   static void add(const float* x, int64_t stride, const bf16* weight, Vec (&sums)[Rows][Lanes]) {
+#if defined(SGL_ISA_base)
+    // Of sums in arrays g++ keeps more in registers this way round.
     for (int64_t j = 0; j < Lanes; ++j) {
       const Pairs pairs = Pairs::load(weight + 2 * j * Vec::width);
       const Vec even = pairs.even(), odd = pairs.odd();
@@ -63,6 +72,14 @@ struct Bf16Step {
         sums[r][j] = multiply_add(Vec::same(x[r * stride + 1]), odd, sums[r][j]);
       }
     }
+#else
+    Vec w[Lanes];
+    for (int64_t j = 0; j < Lanes; ++j) w[j] = Pairs::load(weight + 2 * j * Vec::width).even();
+    add_input<Rows, Lanes>(x, stride, w, sums);
+    asm("" : "+r"(weight));  // the pairs are loaded again: there is no register to keep them in
+    for (int64_t j = 0; j < Lanes; ++j) w[j] = Pairs::load(weight + 2 * j * Vec::width).odd();
+    add_input<Rows, Lanes>(x + 1, stride, w, sums);
+#endif
   }
 };
 
@@ -79,7 +96,7 @@ struct Block {
   void run() const {
     constexpr int64_t all = kPanel / Vec::width;
     // Where the sums of a whole panel do not fit in registers, it is walked in pieces of two.
-    constexpr int64_t lanes = Rows * all <= kSums ? all : 2;
+    constexpr int64_t lanes = Rows * all <= Step::sums ? all : 2;
     using Weight = typename Step::Weight;
     const Weight* weight = static_cast<const Weight*>(call.weight) + panel * kPanel * steps * Step::inputs;
     for (int64_t piece = 0; piece < all; piece += lanes) {

@@ -179,8 +179,9 @@ struct Pass {
       for (int64_t i = r * groups(); i < (r + 1) * groups(); ++i) weigh_query(i, from, seen, most);
     }
     const int64_t shared = common - from < most ? common - from : most;
-    for (int64_t at = 0; at < shared; at += kGroupKeys) {
-      const int64_t to = at + kGroupKeys < shared ? at + kGroupKeys : shared;
+    constexpr int64_t together = Block::has_scales ? kGroupKeys : kChunkKeys;
+    for (int64_t at = 0; at < shared; at += together) {
+      const int64_t to = at + together < shared ? at + together : shared;
       for_queries(0, queries(), [&]<int64_t Count>(int64_t i) { add_values<Count>(i, begin, end, from + at, from + to); });
     }
     for (int64_t r = 0; r < rows; ++r) {

@@ -49,25 +49,18 @@ inline void to_whole_weights(float* weights, const float* scales) {
   weights[kGroupKeys / 2] = factor;
 }
 
-inline float exp_of_one(float x) {
-  float lanes[Vec::width];
-  exp_of_negative(Vec::same(x)).store(lanes);
-  return lanes[0];
-}
-
-// Adds what a later chunk gave. Not inlined, so that it rounds alike wherever chunks are joined.
-[[gnu::noinline]] inline void join(float* into, float* piece, int64_t padded_dim) {
-  float& most = highest_of(into, padded_dim);
-  const float next = highest_of(piece, padded_dim), total = total_of(piece, padded_dim);
+// Adds what a later chunk gave, all of it against the higher of both highest scores. Not inlined, so that it rounds alike wherever
+// chunks are joined.
+[[gnu::noinline]] inline void join(float* into, const float* piece, int64_t padded_dim) {
+  const float before = into[padded_dim], next = piece[padded_dim], total = piece[padded_dim + 1];
   if (next == kNothing && total == 0.f) return;  // it saw none of its keys
-  const float higher = next > most ? next : most;
-  const Vec kept = Vec::same(most == higher ? 1.f : exp_of_one(most - higher));
-  const Vec added = Vec::same(next == higher ? 1.f : exp_of_one(next - higher));
-  most = 0.f;  // scaled with the register that it lies in, then set
-  for (int64_t d = 0; d < piece_size(padded_dim); d += Vec::width) {
-    multiply_add(Vec::load(into + d), kept, Vec::load(piece + d) * added).store(into + d);
+  const bool is_lower = next <= before;
+  const Vec factor = exp_of_negative(Vec::same(is_lower ? next - before : before - next));
+  for (int64_t d = 0; d < piece_size(padded_dim); d += Vec::width) {  // with the total; the highest, too, is overwritten
+    const Vec sum = Vec::load(into + d), added = Vec::load(piece + d);
+    (is_lower ? multiply_add(added, factor, sum) : multiply_add(sum, factor, added)).store(into + d);
   }
-  most = higher;
+  highest_of(into, padded_dim) = is_lower ? before : next;
 }
 
 template <typename T>

@@ -101,6 +101,8 @@ class DraftShelf:
 
     def _fill_corpus(self, drafter: NgramDrafter, draft: str, texts: Mapping[str, Sequence[int]]) -> None:
         """An oracle has seen all texts, a trained corpus their beginnings and noise, a random one noise."""
+        if draft == "random":
+            drafter.least_match = 1  # else it is silent: noise holds no two tokens of a text
         if draft != "oracle":
             rng = random.Random(5)
             for _ in range(150):

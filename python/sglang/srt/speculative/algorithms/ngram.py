@@ -41,6 +41,8 @@ class NgramDrafter:
         self._trees = trees
         self._num_nodes = self.slots_per_step = num_nodes
         self._window = corpus.max_depth - 1
+        #: How long an end of a text must be that is found again; 1: each round has guesses, good or bad.
+        self.least_match = LEAST_MATCH
         self.num_recent_ids = max(self._window, OWN_TEXT)
         #: By row of the request table: the length of its text, and how many of its last tokens the corpus
         #: lacks. Rounds without guesses put them off: one by one they cost a walk for each place of a window.
@@ -85,7 +87,7 @@ class NgramDrafter:
     def _tree(self, token_ids: list[int]) -> tuple[list[int], list[int]] | None:
         """What is proposed after a text; None where it is like nothing that was there before."""
         own, _ = continuation(token_ids, self._num_nodes - 1)
-        return self._trees.propose(token_ids, first=own, least_match=LEAST_MATCH)
+        return self._trees.propose(token_ids, first=own, least_match=self.least_match)
 
     def _padding(self, root_id: int) -> tuple[list[int], list[int]]:
         """A tree of nodes under the root that mean nothing."""

@@ -108,10 +108,16 @@ def test_a_lost_rank_is_a_named_error_in_the_others(tmp_path: Path) -> None:
     assert "all came, but one left before the end" in lost["barrier"]
 
 
-def _build_with_kernels_that_refuse(rank: int) -> list[str]:
+def _build_with_kernels_that_refuse(rank: int, folder: str) -> list[str]:
     """Type and text of the error, which itself is forgotten: it holds the connections of this rank."""
-    refused = RuntimeError("sgl_kernel has interface 1 and this engine needs 2")
-    with patch.object(shared_memory, "compiled_kernels", side_effect=refused if rank == 1 else [None]):
+
+    def kernels() -> None:
+        # Rank 1 must not leave while its peer still opens its connections: that would fail otherwise.
+        come_together(folder, "connected", rank, range(2))
+        if rank == 1:
+            raise RuntimeError("sgl_kernel has interface 1 and this engine needs 2")
+
+    with patch.object(shared_memory, "compiled_kernels", side_effect=kernels):
         try:
             # Another limit than the world's: a communicator of its own.
             parallel_state.init_model_parallel_group(
@@ -125,7 +131,7 @@ def _build_with_kernels_that_refuse(rank: int) -> list[str]:
 def refuse_while_a_group_is_built(rank: int, folder: str) -> list[str]:
     """On two ranks, of which rank 1 finds kernels that it cannot use: what each of them says."""
     _fresh_world(folder, "refuses", 3600.0)
-    said = _build_with_kernels_that_refuse(rank)
+    said = _build_with_kernels_that_refuse(rank, folder)
     parallel_state.destroy_distributed_environment()
     gc.collect()
     store = torch.distributed.FileStore(str(Path(folder) / "end"), 2)

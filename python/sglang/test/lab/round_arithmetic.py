@@ -110,6 +110,8 @@ def expected_draft_forwards(work: DraftWork, layout: Layout, target: ModelReport
             expected[name] += count
             continue
         rows = int(name.rpartition("x")[2])
+        if rows == 1 and _puts_off(layout):
+            continue
         expected[f"idle x{rows}" if is_idle else f"draft_extend x{rows}"] += count
         for width in work.levels if rows == work.num_nodes else ():
             expected[f"idle x{width}" if is_idle else f"decode x{width}"] += count
@@ -123,9 +125,17 @@ def expected_scope_entries(work: DraftWork, layout: Layout, target: ModelReport)
     owns = work.owns_attention(layout)
     entries = 0
     for name, count in target.forwards.items():
-        if not (name.startswith("idle") and owns):
+        if not (name.startswith("idle") and owns) and not (name.endswith("x1") and _puts_off(layout)):
             entries += count * (2 if name.endswith(f"x{work.num_nodes}") else 1)
     return {"owning" if owns else "following": entries}
+
+
+def _puts_off(layout: Layout) -> bool:
+    """Whether a draft reads the rows of rounds without guesses later, together.
+
+    It does so before it guesses again, which no request of a cell does after a round that found no room.
+    """
+    return layout.attn_dp_size == 1
 
 
 def expected_round_calls(work: DraftWork, shape: ModelShape, layout: Layout, report: RankReport) -> Calls:

@@ -75,7 +75,8 @@ class NgramDrafter:
         if parallel.is_attn_tp_leader:
             self._learn(round, round.recent_ids, [0] * round.batch_size, most_late=0)
             found = [self._tree(ids) for ids in round.recent_ids]
-        if parallel.attn_dp_size == 1 and not self._is_any(found):  # replicas verify equally many nodes
+        # All ranks of a tensor group verify equally many nodes, and only the leader knows what was found.
+        if parallel.tp_size == 1 and not any(found):
             return Proposal.nothing(round)
         # Of a peer: overwritten by the leader's.
         packed = torch.zeros(round.batch_size, 2, num_nodes, dtype=torch.int64)
@@ -93,15 +94,6 @@ class NgramDrafter:
         """A tree of nodes under the root that mean nothing."""
         rest = self._num_nodes - 1
         return [root_id] + [0] * rest, [-1] + [0] * rest
-
-    @staticmethod
-    def _is_any(found: list[tuple[list[int], list[int]] | None]) -> bool:
-        """Whether the leader of the attention-TP group has found something for a request of this round."""
-        parallel = get_parallel()
-        is_any = any(tree is not None for tree in found)
-        if parallel.attn_tp_size == 1:
-            return is_any
-        return bool(parallel.attn_tp_group.broadcast(torch.tensor([int(is_any)]), src=0))
 
     def after_accepted(self, verified: VerifiedRound) -> None:
         if not get_parallel().is_attn_tp_leader:

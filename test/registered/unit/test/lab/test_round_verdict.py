@@ -145,7 +145,10 @@ def test_each_wrong_report_is_named(
 
 
 def test_forwards_of_drafts_are_those_worked_out_by_hand() -> None:
-    """A chain of three: EAGLE has its first token before the round, a model of its own reads the root."""
+    """A chain of three: EAGLE has its first token before the round, a model of its own reads the root.
+
+    Without replicas the rows of two rounds of one node are put off.
+    """
     eagle = {"extend": 3, "decode x1": 20, "draft_extend x4": 10, "draft_extend x1": 2}
     idle = {"idle extend": 1, "idle x1": 8, "idle x4": 4}
     oracle = eagle | {"decode x1": 30}
@@ -153,28 +156,33 @@ def test_forwards_of_drafts_are_those_worked_out_by_hand() -> None:
     def forwards(draft: LabDraft, layout: Layout) -> Counter[str]:
         return expected_draft_forwards(draft.work(SHAPE), layout, rank_report(draft, layout).target)
 
-    assert forwards(EAGLE, TP2) == forwards(EAGLE3, TP2) == forwards(EAGLE3, TP2_DP2) == eagle
+    assert forwards(EAGLE3, TP2_DP2) == eagle
+    later = {name: count for name, count in eagle.items() if name != "draft_extend x1"}
+    assert forwards(EAGLE, TP2) == forwards(EAGLE3, TP2) == later
     assert forwards(EAGLE, TP2_DP2) == eagle | idle
     assert forwards(ORACLE, TP2_DP2) == oracle | idle | {"idle x1": 12}
     assert forwards(NGRAM, TP2_DP2) == {}
-    tree = {"extend": 3, "decode x2": 20, "draft_extend x6": 10, "draft_extend x1": 2}
+    tree = {"extend": 3, "decode x2": 20, "draft_extend x6": 10}
     assert forwards(LabDraft("EAGLE", is_tree=True), TP2) == tree
 
 
 def test_entries_into_scopes_are_those_worked_out_by_hand() -> None:
-    """Three prompts, two in each of ten rounds, one in each of two; idle: one, and two in each of four."""
+    """Three prompts, two in each of ten rounds; with replicas one in each of two narrow rounds.
+
+    Idle: one, and two in each of four.
+    """
 
     def entries(draft: LabDraft, layout: Layout) -> dict[str, int]:
         return expected_scope_entries(draft.work(SHAPE), layout, rank_report(draft, layout).target)
 
-    assert entries(EAGLE, TP2) == entries(ORACLE, TP2) == entries(EAGLE3, TP2) == {"following": 25}
+    assert entries(EAGLE, TP2) == entries(ORACLE, TP2) == entries(EAGLE3, TP2) == {"following": 23}
     assert entries(EAGLE, TP2_DP2) == {"following": 34}
     assert entries(EAGLE3, TP2_DP2) == {"owning": 25}
     assert entries(NGRAM, TP2_DP2) == {}
 
 
 def test_calls_of_rounds_are_those_worked_out_by_hand() -> None:
-    """15 forwards of the target (two layers) and 35 of an EAGLE draft (one layer), each with a head call."""
+    """15 forwards of the target (two layers) and 33 of an EAGLE draft (one layer), each with a head call."""
 
     def calls(draft: LabDraft, layout: Layout) -> dict[str, Counter[str]]:
         return expected_round_calls(draft.work(SHAPE), SHAPE, layout, rank_report(draft, layout))
@@ -182,8 +190,8 @@ def test_calls_of_rounds_are_those_worked_out_by_hand() -> None:
     #: 30 inboxes, 15 results, 12 proposals; sums of embedding and attention.
     heard = {"broadcast_object": 30 + 15, "broadcast": 12}
     assert calls(EAGLE, TP2) == {
-        "tp": {"all_reduce": 15 * 2 + 35, "all_gather": 15 + 35},
-        "attn_tp": {"all_reduce": 15 * 3 + 35 * 2, **heard},
+        "tp": {"all_reduce": 15 * 2 + 33, "all_gather": 15 + 33},
+        "attn_tp": {"all_reduce": 15 * 3 + 33 * 2, **heard},
     }
     assert calls(NGRAM, TP2) == {
         "tp": {"all_reduce": 15 * 2, "all_gather": 15},

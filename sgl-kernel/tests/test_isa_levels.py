@@ -53,6 +53,8 @@ vec_avx512.h:41:96: error: \u2018_mm512_roundscale_ps\u2019 was not declared in 
 vec_avx512.h:43:10: error: there are no arguments to '_mm512_scalef_ps' that depend on a template parameter
 FAILED: CMakeFiles/kernels_base.dir/csrc/cpu/norm.cpp.o
 norm.cpp:3:1: error: expected ';' before 'Vec'
+dot_avx512.h:86:82: error: macro "_mm512_add_epi32" passed 4 arguments, but takes just 2
+dot_avx512.h:86:19: error: \u2018_mm512_add_epi32\u2019 was not declared in this scope
 """
 
 

@@ -83,7 +83,8 @@ struct Numbers {
 
   [[gnu::always_inline]] Vec dot(const int8_t* x, int32_t start) const {
 #if defined(SGL_ISA_avx512_vnni_bf16)
-    return to_vec(_mm512_add_epi32(products<0, 4>(x, start), products<4, 4>(x, 0)));
+    const __m512i first = products<0, 4>(x, start), second = products<4, 4>(x, 0);
+    return to_vec(_mm512_add_epi32(first, second));
 #else
     return to_vec(products<0, 8>(x, start));
 #endif
